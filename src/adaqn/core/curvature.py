@@ -1,0 +1,141 @@
+"""Where y comes from: the product of a curvature matrix with s. (Alg. 1, l. 18)
+
+A curvature sees every gradient (``observe``), is asked for one product per cycle, and says how
+many rows as long as the parameters it keeps between steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from adaqn.core.history import Ring
+from adaqn.core.products import Reduce, add_combination, dots, local
+
+
+class Curvature:
+    """The interface; by itself it keeps nothing."""
+
+    rows = 0
+    """How many vectors of length n are kept between steps."""
+    number_names: tuple[str, ...] = ()
+    """The plain numbers that are kept between steps."""
+
+    def observe(self, g: Tensor) -> None:
+        """See the gradient of this step."""
+
+    def product(self, s: Tensor, candidate: Tensor, out: Tensor) -> Tensor:
+        """Out ← curvature·s at the candidate."""
+        raise TypeError(f"{type(self).__name__} has no product with s: override product()")
+
+    def clear(self) -> None:
+        """The step was rejected: forget what led to it."""
+
+    def build(self, data: Tensor, reduce: Reduce = local) -> None:
+        """Take over a zeroed buffer of shape (rows, n)."""
+
+    def numbers(self) -> dict[str, float]:
+        """The value of each of ``number_names``."""
+        return {}
+
+    def load_numbers(self, numbers: dict[str, float]) -> None:
+        """Take back what ``numbers`` gave."""
+
+
+class AccumulatedFisher(Curvature):
+    """y = (1/|F̃|) Σ g_i (g_i·s) over the last ``size`` gradients, the paper's aFIM.
+
+    With ``batch_size`` the divisor is Σ|B_j| = |F̃|·batch_size, as in the paper's equation for the
+    aFIM rather than its line 18 (D4). The rows may lie in another dtype, and on another device
+    than s.
+    """
+
+    number_names = ("start", "size")
+
+    def __init__(self, size: int = 100, batch_size: int = 1) -> None:
+        self.rows = size
+        self.batch_size = batch_size
+        self.reduce: Reduce = local
+
+    def build(self, data: Tensor, reduce: Reduce = local) -> None:
+        self.ring = Ring(data)
+        self.reduce = reduce
+
+    def numbers(self) -> dict[str, float]:
+        return {"start": self.ring.start, "size": self.ring.size}
+
+    def load_numbers(self, numbers: dict[str, float]) -> None:
+        self.ring.start, self.ring.size = int(numbers["start"]), int(numbers["size"])
+
+    def observe(self, g: Tensor) -> None:
+        self.ring.push(g)  # Alg. 1, l. 6
+
+    def product(self, s: Tensor, candidate: Tensor, out: Tensor) -> Tensor:
+        rows = self.ring.rows
+        if rows.device == s.device:
+            return self._product(rows, s, out.zero_())
+        at_rows = s.to(rows.device)
+        return out.copy_(self._product(rows, at_rows, torch.zeros_like(at_rows)))
+
+    def _product(self, rows: Tensor, s: Tensor, zeros: Tensor) -> Tensor:
+        weights = self.reduce(dots(rows, s)) / (self.ring.size * self.batch_size)
+        return add_combination(zeros, rows, weights)
+
+    def clear(self) -> None:
+        self.ring.clear()
+
+
+PerExample = Callable[[Sequence[Tensor]], Tensor]
+"""Parameters → a 1-D tensor of losses, one per example."""
+
+
+def empirical_fisher_product(losses: PerExample, w: Sequence[Tensor], s: Sequence[Tensor]) -> list[Tensor]:
+    """(1/|H|) Jᵀ(J s) with J the Jacobian of the per-example losses at w: no per-example gradient.
+
+    One pass in forward mode gives J s, one backward pass through the same graph gives the rest.
+    Kernels that have no forward mode (the LSTM on a CPU) get J s by differentiating Jᵀv in v.
+
+    >>> x = torch.tensor([[1.0, 2.0], [3.0, -1.0]])
+    >>> w, s = torch.tensor([0.5, 0.5]), torch.tensor([1.0, 1.0])
+    >>> (y,) = empirical_fisher_product(lambda p: x @ p[0], [w], [s])  # J = x
+    >>> torch.allclose(y, x.T @ (x @ s) / 2)
+    True
+    """
+    w = [p.detach().requires_grad_() for p in w]
+    with torch.enable_grad():
+        try:
+            value, js = _forward_mode(losses, w, s)
+        except NotImplementedError:
+            value, js = _double_backward(losses, w, s)
+        gradients = torch.autograd.grad(value, w, js / value.numel(), allow_unused=True)
+    return [torch.zeros_like(p) if y is None else y for p, y in zip(w, gradients, strict=True)]
+
+
+def _forward_mode(losses: PerExample, w: Sequence[Tensor], s: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    ad = torch.autograd.forward_ad
+    with ad.dual_level():
+        pairs = zip(w, s, strict=True)
+        dual = losses([ad.make_dual(p, tangent.to(p.dtype)) for p, tangent in pairs])
+        value, js = ad.unpack_dual(dual)
+        _check_per_example(value)
+        return value, torch.zeros_like(value) if js is None else js.detach().clone()
+
+
+def _double_backward(losses: PerExample, w: Sequence[Tensor], s: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    value = losses(w)
+    _check_per_example(value)
+    v = torch.zeros_like(value, requires_grad=True)
+    jv = torch.autograd.grad(value, w, v, create_graph=True, allow_unused=True)
+    used = [(z, tangent.to(z.dtype)) for z, tangent in zip(jv, s, strict=True) if z is not None]
+    (js,) = torch.autograd.grad([z for z, _ in used], v, [t for _, t in used], retain_graph=True)
+    return value, js
+
+
+def _check_per_example(losses: Tensor) -> None:
+    if losses.dim() != 1:
+        raise ValueError(
+            f"per_example_loss must return one loss per example, a 1-D tensor; got shape "
+            f"{tuple(losses.shape)}: use reduction='none' and average over all but the batch"
+        )

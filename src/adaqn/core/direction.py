@@ -1,0 +1,70 @@
+"""The quasi-Newton direction d = H·g from curvature pairs and an initial H0.
+
+Two routes to the same answer, one signature. Both spend ``g``: it comes back overwritten.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from adaqn.core.history import Pairs
+from adaqn.core.products import Reduce, add_combination, dots, local
+
+
+class InitialScaling(Protocol):
+    """H0: any symmetric positive definite operator."""
+
+    def apply(self, v: Tensor, out: Tensor) -> Tensor:
+        """Out ← H0·v, where ``out`` is not ``v``."""
+        ...
+
+
+class Direction(Protocol):
+    """What :func:`two_loop` and :func:`gram` have in common."""
+
+    def __call__(self, g: Tensor, pairs: Pairs, h0: InitialScaling, out: Tensor, reduce: Reduce = local) -> Tensor: ...
+
+
+def two_loop(g: Tensor, pairs: Pairs, h0: InitialScaling, out: Tensor, reduce: Reduce = local) -> Tensor:
+    """Algorithm 2 as printed: 2m sequential products. For readers and for tests."""
+    q, stored, alphas = g, list(pairs), []
+    for s, y, sy in reversed(stored):  # l. 3
+        alpha = reduce(dots(s[None], q)) / sy  # l. 4
+        add_combination(q, y[None], -alpha)  # l. 5
+        alphas.append(alpha)
+    r = h0.apply(q, out)  # l. 7
+    for (s, y, sy), alpha in zip(stored, reversed(alphas), strict=True):  # l. 8
+        beta = reduce(dots(y[None], r)) / sy  # l. 9
+        add_combination(r, s[None], alpha - beta)  # l. 10
+    return r
+
+
+def gram(g: Tensor, pairs: Pairs, h0: InitialScaling, out: Tensor, reduce: Reduce = local) -> Tensor:
+    """Algorithm 2 with the repeated vector work taken out: four products with the history.
+
+    With R the upper triangle of S·Yᵀ by age and D its diagonal, the α of the backward loop and
+    the α − β of the forward loop solve two triangular systems of size m::
+
+        R a = S g        r = H0 (g − Yᵀa)        Rᵀ c = D a − Y r        d = r + Sᵀ c
+
+    Nothing is read back by the host. The systems are solved by plain substitution in float64,
+    without regularisation. Nearly parallel pairs do no harm: their R is close to a triangle of
+    equal numbers, whose inverse has no large entry. Should the entries of R differ so wildly that
+    substitution overflows, that solution is taken as zero, so that d stays finite.
+    """
+    if len(pairs) == 0:
+        return h0.apply(g, out)
+    S, Y, R = pairs.S, pairs.Y, pairs.R
+    a = _solve(R, reduce(dots(S, g))[pairs.order], upper=True)
+    q = add_combination(g, Y, -a[pairs.by_slot])
+    r = h0.apply(q, out)
+    c = _solve(R.T, pairs.D * a - reduce(dots(Y, r))[pairs.order], upper=False)
+    return add_combination(r, S, c[pairs.by_slot])
+
+
+def _solve(triangle: Tensor, rhs: Tensor, *, upper: bool) -> Tensor:
+    x = torch.linalg.solve_triangular(triangle, rhs[:, None], upper=upper)[:, 0]
+    return torch.where(x.isfinite().all(), x, 0.0)

@@ -1,0 +1,134 @@
+"""Memory of the past: rings of vectors, curvature pairs, and the running average of iterates.
+
+Letters as in the paper: S and Y hold the pairs (s, y), oldest first; ρ = 1/s·y.
+Buffers are handed in, so that their owner decides where they live and how they are saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from adaqn.core.products import Reduce, dots, local
+
+
+class Ring:
+    """The last ``capacity`` vectors in one ``(capacity, n)`` tensor; the oldest is overwritten.
+
+    The valid rows are always ``data[:size]``; ``order`` lists them oldest first.
+
+    >>> ring = Ring(torch.zeros(2, 1))
+    >>> for value in (1.0, 2.0, 3.0):
+    ...     _ = ring.push(torch.tensor([value]))
+    >>> [float(ring.data[slot]) for slot in ring.order]
+    [2.0, 3.0]
+    """
+
+    def __init__(self, data: Tensor) -> None:
+        self.data = data
+        self.start = 0
+        self.size = 0
+
+    @property
+    def capacity(self) -> int:
+        return self.data.shape[0]
+
+    @property
+    def rows(self) -> Tensor:
+        """The valid rows as they lie in memory, which is not the order of their age."""
+        return self.data[: self.size]
+
+    @property
+    def order(self) -> list[int]:
+        return [(self.start + i) % self.capacity for i in range(self.size)]
+
+    def push(self, vector: Tensor) -> int:
+        """Store a copy; returns the slot that it took."""
+        slot = (self.start + self.size) % self.capacity
+        self.data[slot].copy_(vector)
+        if self.size < self.capacity:
+            self.size += 1
+        else:
+            self.start = (self.start + 1) % self.capacity
+        return slot
+
+    def clear(self) -> None:
+        self.start = self.size = 0
+
+
+class Pairs:
+    """Curvature pairs, with S·Yᵀ kept up to date at one product per stored pair.
+
+    ``gram[i, j]`` is s_i·y_j by slot, in float64. What a direction needs of it changes only when a
+    pair is stored, so it is prepared then: ``order`` (slots by age) and ``R``, the upper triangle
+    of s_i·y_j by age.
+    """
+
+    def __init__(self, s: Tensor, y: Tensor, gram: Tensor, reduce: Reduce = local) -> None:
+        self._s, self._y = Ring(s), Ring(y)
+        self.gram = gram
+        self._reduce = reduce
+        self._prepare()
+
+    def __len__(self) -> int:
+        return self._s.size
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """(s, y, s·y) oldest first."""
+        for slot in self._s.order:
+            yield self._s.data[slot], self._y.data[slot], self.gram[slot, slot]
+
+    @property
+    def S(self) -> Tensor:
+        return self._s.rows
+
+    @property
+    def Y(self) -> Tensor:
+        return self._y.rows
+
+    @property
+    def start(self) -> int:
+        return self._s.start
+
+    def push(self, s: Tensor, y: Tensor) -> None:
+        slot = self._s.push(s)
+        self._y.push(y)
+        # Only s_i·y_j with j the younger of the two is ever used: the new y against all s.
+        stored = self._y.data[slot].to(y.dtype)
+        self.gram[: len(self), slot] = self._reduce(dots(self.S, stored))
+        self._prepare()
+
+    def clear(self) -> None:
+        self._s.clear()
+        self._y.clear()
+        self._prepare()
+
+    def restore(self, start: int, size: int) -> None:
+        """Take over buffers that a checkpoint has filled."""
+        self._s.start = self._y.start = start
+        self._s.size = self._y.size = size
+        self._prepare()
+
+    def _prepare(self) -> None:
+        order = self._s.order
+        self.order = torch.tensor(order, dtype=torch.long, device=self.gram.device)
+        self.by_slot = torch.argsort(self.order)
+        self.R = self.gram[self.order][:, self.order].triu()
+        self.D = self.R.diagonal()
+
+
+class Average:
+    """The running sum of iterates (the paper's w_s) and how many it holds."""
+
+    def __init__(self, total: Tensor) -> None:
+        self.total = total
+        self.count = 0
+
+    def mean(self, out: Tensor) -> Tensor:
+        return torch.div(self.total, self.count, out=out)  # Alg. 1, l. 9; D1
+
+    def clear(self) -> None:
+        self.count = 0
+        self.total.zero_()

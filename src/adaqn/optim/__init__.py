@@ -1,0 +1,1 @@
+"""Optimizers: parameters of a model on one side, the vectors of ``adaqn.core`` on the other."""

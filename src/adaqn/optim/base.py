@@ -1,0 +1,247 @@
+"""What surrounds the algorithm: parameters and their memory, saving and loading, counting and telling."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from adaqn.core.outcome import Outcome
+from adaqn.optim import checkpoint
+from adaqn.optim.empirical_fisher import ModelCurvature
+from adaqn.optim.events import CycleEvent, Stats
+from adaqn.optim.flat import FlatParameters, check_one_device
+from adaqn.optim.memory import Counters, Memory, layout, number_names, planned_bytes
+from adaqn.optim.options import Options, check_group
+from adaqn.optim.warm_start import fill_scaling, source_states
+
+UNSTORED_WARNING = 50
+"""Cycles in a row without a stored pair after which a warning says that only H0 is at work."""
+
+MonitorFunction = Callable[[], Any]
+
+
+class HistoryOptimizer(Optimizer):
+    """An optimizer whose state is a history of vectors as long as all parameters together."""
+
+    def __init__(self, params: Any, options: Options, *, lr: float | Tensor, weight_decay: float = 0.0) -> None:
+        self.options = options
+        self._memory: Memory | None = None
+        self._monitor = options.monitor
+        self._anchor_losses: Tensor | None = None
+        self._said: set[str] = set()
+        self._averaging = False
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+        self._trainable()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Also in mid-training: the curvature history then restarts at the next step, and says so."""
+        check_group({**self.defaults, **param_group})
+        super().add_param_group(param_group)
+        try:
+            check_one_device([p for group in self.param_groups for p in group["params"]])
+        except ValueError:
+            self.param_groups.pop()
+            raise
+
+    # ------------------------------------------------------------------ what a person reads
+
+    @property
+    def monitor(self) -> MonitorFunction | None:
+        """The monitored loss, a function without arguments; assigning one forgets the loss at the anchor (D7)."""
+        return self._monitor
+
+    @monitor.setter
+    def monitor(self, monitor: MonitorFunction | None) -> None:
+        self._monitor = monitor
+        self._anchor_losses = None
+
+    @property
+    def stats(self) -> Stats:
+        """Totals so far."""
+        c = self._memory.counters if self._memory else Counters()
+        pairs = len(self._memory.pairs) if self._memory else 0
+        return Stats(
+            c.steps, c.cycles, c.stored, c.skipped, c.rejected, c.nonfinite, pairs, c.step_multiplier
+        )  # fmt: skip
+
+    def state_size(self) -> int:
+        """Bytes of history and work space, known before the first step."""
+        flat = self._memory.flat if self._memory else FlatParameters(self._trainable())
+        accepted = self._memory is not None and self._memory.accepted is not None
+        gram = 8 * self.options.memory_size**2
+        return planned_bytes(flat, self._plan()) + gram + accepted * flat.n * flat.dtype.itemsize
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The last accepted average in place of the weights, for evaluation.
+
+        Takes one vector of memory from its first use on. Until a cycle has been accepted, and at
+        the first use right after a skipped pair, these are the weights as they are.
+        """
+        if self._averaging:
+            raise RuntimeError("averaged() was entered twice: leave the first block before the second")
+        if self._memory is None or not self._memory.counters.started:
+            yield
+            return
+        self._averaging = True
+        try:
+            average = self._memory.keep_accepted()
+            self._show_state()
+            with self._memory.flat.swapped(average, backup=self._memory.g):
+                yield
+        finally:
+            self._averaging = False
+
+    @torch.no_grad()
+    def reset_history(self) -> None:
+        """Start a new history after the weights were changed from outside; H0 and the totals stay."""
+        if self._memory is not None:
+            self._memory.restart()
+            self._anchor_losses = None
+
+    @torch.no_grad()
+    def warm_start(self, source: Optimizer | dict[str, Any]) -> None:
+        """Begin with the second moments of torch's Adagrad, RMSprop or Adam (an optimizer or its state_dict).
+
+        An optimizer's parameters are found by identity, those of a state_dict by their order.
+        """
+        everything = [p for group in self.param_groups for p in group["params"]]
+        states = dict(zip(map(id, everything), source_states(source, everything), strict=True))
+        m = self._current_memory()
+        name = next(iter(m.scaling.vector_names), None)
+        views = m.flat.views(m.scaling.vectors[name]) if name else []
+        fill_scaling(m.scaling, views, [states[id(p)] for p in m.flat.params])
+
+    # ------------------------------------------------------------------ memory
+
+    def _trainable(self) -> list[Tensor]:
+        params = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+        if not params:
+            raise ValueError("no parameter requires a gradient: unfreeze what should be trained first")
+        return params
+
+    def _plan(self) -> dict[str, Any]:
+        o = self.options
+        return layout(o.memory_size, o.scaling, o.curvature, o.precision)
+
+    def _new_memory(self, flat: FlatParameters, counters: Counters | None = None) -> Memory:
+        o = self.options
+        if isinstance(o.curvature, ModelCurvature):
+            o.curvature.attach(flat)
+        return Memory(flat, o.memory_size, o.scaling, o.curvature, o.precision, counters)
+
+    def _current_memory(self) -> Memory:
+        """The memory for the parameters that require gradients now; made anew when they have changed."""
+        trainable = self._trainable()
+        old = self._memory
+        if old is None:
+            self._memory = self._new_memory(FlatParameters(trainable))
+        elif not old.flat.covers(trainable):
+            warnings.warn(
+                f"the trainable parameters changed (from {len(old.flat.params)} tensors to {len(trainable)}): the "
+                "curvature history restarts; H0 keeps what it knows of those that stay",
+                stacklevel=4,
+            )
+            kept = {id(p): i for i, p in enumerate(old.flat.params)}
+            numbers = [old.scaling.numbers(i) for i in range(len(old.flat.params))]
+            vectors = {name: old.flat.views(v) for name, v in old.scaling.vectors.items()}
+            self._memory = self._new_memory(FlatParameters(trainable), old.counters)
+            self._anchor_losses = None
+            for i, p in enumerate(trainable):
+                if id(p) in kept:
+                    old.scaling.load_numbers(i, numbers[kept[id(p)]])
+                    for name, pieces in vectors.items():
+                        self._memory.flat.views(old.scaling.vectors[name])[i].copy_(pieces[kept[id(p)]])
+        if self._memory is not old:
+            self._show_state()
+        assert self._memory is not None
+        return self._memory
+
+    def _show_state(self) -> None:
+        """``self.state`` holds views of the flat buffers: one entry per trainable parameter."""
+        self.state.clear()
+        if self._memory is not None:
+            self.state.update(zip(self._memory.flat.params, self._memory.per_parameter(), strict=True))
+
+    # ------------------------------------------------------------------ saving and loading
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain numbers by parameter; may be saved and loaded at any step."""
+        if self._memory is not None:
+            for index, p in enumerate(self._memory.flat.params):
+                self.state[p].update(self._memory.numbers(index))
+        return super().state_dict()
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over a saved state; if it does not fit, one error and nothing is changed."""
+        everything = [p for group in self.param_groups for p in group["params"]]
+        taken: list[tuple[FlatParameters, list[checkpoint.Entry]]] = []
+
+        def take(_: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+            entries = checkpoint.saved_entries(saved, len(everything))
+            if entries:
+                flat = FlatParameters([everything[i] for i in entries])
+                names = number_names(self.options.scaling, self.options.curvature)
+                checkpoint.check(list(entries.values()), flat, self._plan(), names)
+                taken.append((flat, list(entries.values())))
+            return {**saved, "state": {}}
+
+        def place(_: Optimizer) -> None:
+            self._anchor_losses = None
+            self._memory = None
+            for flat, entries in taken:
+                self._memory = self._new_memory(flat)
+                checkpoint.restore(self._memory, entries)
+            self._show_state()
+
+        # The last hook before torch's own loading, and the first after it.
+        before = self.register_load_state_dict_pre_hook(take)
+        after = self.register_load_state_dict_post_hook(place, prepend=True)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            before.remove()
+            after.remove()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # torch's own leaves out whatever a subclass adds; what schedulers patch in must stay out.
+        own = ("options", "_memory", "_monitor", "_anchor_losses", "_said", "_averaging")
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
+
+    # ------------------------------------------------------------------ telling
+
+    def _say(self, message: str) -> None:
+        """A warning, once per optimizer."""
+        if message not in self._said:
+            self._said.add(message)
+            warnings.warn(message, stacklevel=6)
+
+    def _count(self, m: Memory, outcome: Outcome) -> None:
+        c = m.counters
+        c.cycles += 1
+        if outcome is not Outcome.STARTED:
+            setattr(c, outcome.value, getattr(c, outcome.value) + 1)
+        c.unstored_in_row = 0 if outcome is Outcome.STORED else c.unstored_in_row + 1
+        if c.unstored_in_row == UNSTORED_WARNING:
+            self._say(
+                f"{UNSTORED_WARNING} cycles in a row stored no curvature pair, so only H0 is at work. If "
+                "opt.stats shows skipped pairs, use curvature_test='scale_free' (the absolute test depends on the "
+                "scale of the loss); if it shows rejections, lower lr or enlarge the monitoring set"
+            )
+
+    def _tell(
+        self, m: Memory, outcome: Outcome, new: Tensor | None, old: Tensor | None, products: tuple[float | None, ...]
+    ) -> None:
+        if self.options.on_cycle is None:
+            return
+        losses = (None if f is None else float(f.mean()) for f in (new, old))
+        c = m.counters
+        event = CycleEvent(c.steps, c.cycles, outcome, *losses, *products, len(m.pairs), c.step_multiplier)
+        self.options.on_cycle(event)

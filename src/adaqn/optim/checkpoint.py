@@ -1,0 +1,81 @@
+"""Loading a saved state: everything is checked before anything is changed.
+
+torch's own ``load_state_dict`` would cast every tensor to its parameter's dtype and device, which
+ruins float32 history of bfloat16 parameters and moves F̃ off the CPU. So the per-parameter state is
+taken out before torch sees it and copied into our buffers afterwards.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from adaqn.optim.flat import FlatParameters
+from adaqn.optim.memory import FORMAT, WORK, Layout, Memory
+
+Entry = dict[str, Any]
+
+
+def saved_entries(state_dict: dict[str, Any], count: int) -> dict[int, Entry]:
+    """Parameter index → its saved state, by the order of the groups."""
+    if not isinstance(state_dict, dict) or not {"state", "param_groups"} <= set(state_dict):
+        raise ValueError("not the state_dict of an optimizer: it has no 'state' and 'param_groups'")
+    keys = [key for group in state_dict["param_groups"] for key in group["params"]]
+    if len(keys) != count:
+        raise ValueError(f"the saved state is of {len(keys)} parameters, and this optimizer has {count}")
+    return {i: state_dict["state"][key] for i, key in enumerate(keys) if key in state_dict["state"]}
+
+
+def check(entries: list[Entry], flat: FlatParameters, plan: Layout, numbers: set[str]) -> None:
+    """Do these entries fit buffers of that plan? One clear error if not."""
+    rows = {name: shape for name, (shape, _, _) in plan.items() if name not in WORK}
+    for index, (entry, shape) in enumerate(zip(entries, flat.shapes, strict=True)):
+        version = entry.get("format", FORMAT)
+        if version != FORMAT:
+            raise ValueError(
+                f"the saved state has format {version} and this version of adaqn reads {FORMAT}: "
+                "load it with the adaqn that wrote it"
+            )
+        expected = {*rows, *numbers, "gram"}
+        missing, unknown = expected - set(entry), set(entry) - expected - {"accepted"}
+        if missing or unknown:
+            raise ValueError(
+                f"the state of parameter {index} was saved by another method or with other options: "
+                f"missing {sorted(missing) or 'nothing'}, unknown {sorted(unknown) or 'nothing'}. Build the "
+                "optimizer with the options it was saved with, or start without its state"
+            )
+        shapes = {name: (*prefix, *shape) for name, prefix in rows.items()}
+        (memory_size,) = rows["pairs_s"]
+        shapes["gram"] = (memory_size, memory_size)
+        if "accepted" in entry:
+            shapes["accepted"] = tuple(shape)
+        for name, ours in shapes.items():
+            _check_tensor(index, name, entry[name], ours)
+        _check_range(index, "pairs_size", entry["pairs_size"], memory_size)
+        _check_range(index, "pairs_start", entry["pairs_start"], memory_size - 1)
+
+
+def _check_tensor(index: int, name: str, saved: Any, ours: tuple[int, ...]) -> None:
+    if not isinstance(saved, Tensor):
+        raise ValueError(f"the saved {name!r} of parameter {index} is {type(saved).__name__}, not a tensor")
+    if tuple(saved.shape) != ours:
+        raise ValueError(
+            f"the saved {name!r} of parameter {index} has shape {tuple(saved.shape)}, and this optimizer's "
+            f"is {ours}: use the model, memory_size and fisher_size that it was saved with"
+        )
+
+
+def _check_range(index: int, name: str, saved: Any, largest: int) -> None:
+    if not 0 <= saved <= largest:
+        raise ValueError(f"the saved {name!r} of parameter {index} is {saved}, outside 0 to {largest}: corrupt state")
+
+
+def restore(memory: Memory, entries: list[Entry]) -> None:
+    """Copy checked entries into the memory."""
+    if all("accepted" in entry for entry in entries):
+        memory.keep_accepted()
+    for entry, tensors in zip(entries, memory.per_parameter(), strict=True):
+        for name, ours in tensors.items():
+            ours.copy_(entry[name])
+    memory.load_numbers(entries)

@@ -1,0 +1,105 @@
+"""Many parameters as one vector.
+
+The vector is of real numbers, float32 or wider; complex parameters enter as pairs of reals.
+Parameters stay where they are: ``gather`` and ``scatter`` copy, ``views`` cut a flat tensor into
+pieces shaped like the parameters without copying.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+
+class FlatParameters:
+    """The trainable parameters, in order, and where each lies in the flat vector."""
+
+    def __init__(self, params: Sequence[Tensor]) -> None:
+        check_one_device(params)
+        self.params = list(params)
+        self.device = self.params[0].device
+        self.dtype = torch.float32
+        self.shapes = []
+        for p in self.params:
+            self.dtype = torch.promote_types(self.dtype, p.dtype.to_real())
+            self.shapes.append(as_real(p).shape)
+        self.sizes = [shape.numel() for shape in self.shapes]
+        self.n = sum(self.sizes)
+
+    def covers(self, params: Sequence[Tensor]) -> bool:
+        """Are these exactly the parameters in here?"""
+        return len(params) == len(self.params) and all(map(_same, params, self.params))
+
+    def new(self, *rows: int, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Tensor:
+        """Zeros of shape (*rows, n)."""
+        return torch.zeros(*rows, self.n, dtype=dtype or self.dtype, device=device or self.device)
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """``flat``, of shape (..., n), as one view per parameter of shape (..., *shape)."""
+        pieces = flat.split(self.sizes, dim=-1)
+        return [v.unflatten(-1, s) if s else v.squeeze(-1) for v, s in zip(pieces, self.shapes, strict=True)]
+
+    def gather_gradients(self, out: Tensor, *, negate: bool) -> list[int]:
+        """Out ← the gradients, zero where there is none; returns which parameters have one."""
+        present, targets, sources = [], [], []
+        for i, (p, view) in enumerate(zip(self.params, self.views(out), strict=True)):
+            if p.grad is None:
+                view.zero_()
+                continue
+            if p.grad.layout != torch.strided:
+                raise RuntimeError(
+                    f"parameter {i} of shape {tuple(p.shape)} has a sparse gradient ({p.grad.layout}), "
+                    "and curvature pairs need dense ones: build the layer with sparse=False"
+                )
+            present.append(i)
+            targets.append(view)
+            sources.append(as_real(p.grad))
+        if present:
+            torch._foreach_copy_(targets, sources)
+        if negate:
+            out.neg_()
+        return present
+
+    def gather(self, out: Tensor) -> Tensor:
+        """Out ← the parameters."""
+        torch._foreach_copy_(self.views(out), self.reals())
+        return out
+
+    def scatter(self, flat: Tensor) -> None:
+        """The parameters ← flat."""
+        torch._foreach_copy_(self.reals(), self.views(flat))
+
+    def reals(self) -> list[Tensor]:
+        return [as_real(p) for p in self.params]
+
+    @contextmanager
+    def swapped(self, flat: Tensor, backup: Tensor) -> Iterator[None]:
+        """The parameters hold ``flat`` within the block, and what they held before after it, whatever happens."""
+        with torch.no_grad():
+            self.gather(backup)
+            self.scatter(flat)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                self.scatter(backup)
+
+
+def check_one_device(params: Sequence[Tensor]) -> None:
+    devices = sorted({str(p.device) for p in params})
+    if len(devices) > 1:
+        raise ValueError(
+            f"the parameters lie on several devices ({', '.join(devices)}), and one quasi-Newton "
+            "matrix spans them all: move the model to one device, or give each part its own optimizer"
+        )
+
+
+def as_real(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a is b

@@ -1,0 +1,195 @@
+"""All that a quasi-Newton optimizer keeps for one set of parameters, and what may be saved of it.
+
+Buffers are flat, ``(rows, n)``; ``per_parameter`` shows each as one view per parameter, which is
+what ``optimizer.state`` holds: no copy, and ``torch.save`` stores the flat buffer once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adaqn.core.curvature import Curvature
+from adaqn.core.history import Average, Pairs
+from adaqn.core.scaling import Scaling
+from adaqn.optim.flat import FlatParameters
+
+FORMAT = 1
+"""Version of the saved state; raise it with any change, and migrate or refuse what is older."""
+WORK = ("work_g", "work_d")
+"""Buffers whose content matters only within a step: they are not saved."""
+
+
+@dataclass
+class Counters:
+    """Plain numbers that change from step to step; all of them are saved."""
+
+    steps: int = 0
+    cycles: int = 0
+    stored: int = 0
+    skipped: int = 0
+    rejected: int = 0
+    nonfinite: int = 0
+    started: int = 0
+    skips_in_row: int = 0
+    rejections_in_row: int = 0
+    nonfinite_in_row: int = 0
+    unstored_in_row: int = 0
+    step_multiplier: float = 1.0
+
+    def restart(self) -> None:
+        """Begin a new history; totals go on."""
+        self.started = self.skips_in_row = self.rejections_in_row = 0
+        self.nonfinite_in_row = self.unstored_in_row = 0
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Where the history lives and how wide it is; ``None`` follows the parameters."""
+
+    history_dtype: torch.dtype | None = None
+    fisher_dtype: torch.dtype | None = None
+    fisher_device: torch.device | None = None
+    master_weights: bool = False
+
+
+class Memory:
+    """Buffers, rings and counters for the parameters in ``flat``."""
+
+    def __init__(
+        self,
+        flat: FlatParameters,
+        memory_size: int,
+        scaling: Scaling,
+        curvature: Curvature,
+        precision: Precision,
+        counters: Counters | None = None,
+    ) -> None:
+        self.flat, self.scaling, self.curvature = flat, scaling, curvature
+        self.counters = counters or Counters()
+        self.buffers = {
+            name: flat.new(*rows, dtype=dtype, device=device)
+            for name, (rows, dtype, device) in layout(memory_size, scaling, curvature, precision).items()
+        }
+        self.gram = torch.zeros(memory_size, memory_size, dtype=torch.float64, device=flat.device)
+        self.g, self.d = (self.buffers.pop(name) for name in WORK)
+        self.anchor = self.buffers["anchor"]
+        self.average = Average(self.buffers["window"])
+        self.pairs = Pairs(self.buffers["pairs_s"], self.buffers["pairs_y"], self.gram)
+        vectors = {name: self.buffers[f"scaling_{name}"] for name in scaling.vector_names}
+        scaling.build(vectors, flat.sizes)
+        if curvature.rows:
+            curvature.build(self.buffers["fisher"])
+        self.restart()
+
+    @property
+    def master(self) -> Tensor | None:
+        """Wide copies of low-precision parameters."""
+        return self.buffers.get("master")
+
+    @property
+    def accepted(self) -> Tensor | None:
+        """The last accepted candidate, from the first time that it was asked for."""
+        return self.buffers.get("accepted")
+
+    def weights(self) -> list[Tensor]:
+        """The tensors that a step moves, one per parameter."""
+        return self.flat.reals() if self.master is None else self.flat.views(self.master)
+
+    def set_weights(self, vector: Tensor) -> None:
+        self.flat.scatter(vector)
+        if self.master is not None:
+            self.master.copy_(vector)
+
+    def clear_history(self) -> None:
+        self.pairs.clear()
+        self.scaling.on_cleared()
+        self.curvature.clear()
+        self.average.clear()
+
+    def restart(self) -> None:
+        """A new history from the parameters as they are; H0 keeps what it has seen."""
+        self.clear_history()
+        self.flat.gather(self.anchor)
+        for copy in (self.master, self.accepted):
+            if copy is not None:
+                copy.copy_(self.anchor)
+        self.counters.restart()
+
+    def keep_accepted(self) -> Tensor:
+        """Make room for the last accepted candidate; from here on the end of each cycle fills it."""
+        if self.accepted is None:
+            # After a skip the anchor is older than the last candidate, which is gone.
+            known = self.counters.started and not self.counters.skips_in_row
+            self.buffers["accepted"] = self.anchor.clone() if known else self.flat.gather(self.flat.new())
+        return self.buffers["accepted"]
+
+    def per_parameter(self) -> list[dict[str, Any]]:
+        """The tensors of each parameter's state: views of the flat buffers, and the shared gram."""
+        state: list[dict[str, Any]] = [{"gram": self.gram} for _ in self.flat.params]
+        for name, buffer in self.buffers.items():
+            for entry, view in zip(state, self.flat.views(buffer), strict=True):
+                entry[name] = view
+        return state
+
+    def numbers(self, index: int) -> dict[str, float]:
+        """The plain numbers of that parameter's state."""
+        return {
+            "format": FORMAT,
+            **asdict(self.counters),
+            "window_count": self.average.count,
+            "pairs_start": self.pairs.start,
+            "pairs_size": len(self.pairs),
+            **{f"curvature_{name}": value for name, value in self.curvature.numbers().items()},
+            **{f"scaling_{name}": value for name, value in self.scaling.numbers(index).items()},
+        }
+
+    def load_numbers(self, saved: list[dict[str, Any]]) -> None:
+        """Take back what ``numbers`` gave; the buffers hold the saved tensors already."""
+        first = saved[0]
+        for field in fields(Counters):
+            setattr(self.counters, field.name, type(field.default)(first[field.name]))
+        self.average.count = int(first["window_count"])
+        self.pairs.restore(int(first["pairs_start"]), int(first["pairs_size"]))
+        self.curvature.load_numbers(_without_prefix("curvature_", first))
+        for index, entry in enumerate(saved):
+            self.scaling.load_numbers(index, _without_prefix("scaling_", entry))
+
+
+Layout = dict[str, tuple[tuple[int, ...], torch.dtype | None, torch.device | None]]
+
+
+def layout(memory_size: int, scaling: Scaling, curvature: Curvature, precision: Precision) -> Layout:
+    """Name → (rows, dtype, device) of every buffer as long as the parameters; ``None`` follows them."""
+    history = ((memory_size,), precision.history_dtype, None)
+    plan: Layout = dict.fromkeys((*WORK, "anchor", "window"), ((), None, None))
+    plan |= {"pairs_s": history, "pairs_y": history}
+    if curvature.rows:
+        plan["fisher"] = ((curvature.rows,), precision.fisher_dtype, precision.fisher_device)
+    plan |= {f"scaling_{name}": ((), None, None) for name in scaling.vector_names}
+    if precision.master_weights:
+        plan["master"] = ((), None, None)
+    return plan
+
+
+def number_names(scaling: Scaling, curvature: Curvature) -> set[str]:
+    """The plain numbers in the saved state of each parameter."""
+    return {
+        *("format", "window_count", "pairs_start", "pairs_size"),
+        *(field.name for field in fields(Counters)),
+        *(f"curvature_{name}" for name in curvature.number_names),
+        *(f"scaling_{name}" for name in scaling.number_names),
+    }
+
+
+def planned_bytes(flat: FlatParameters, plan: Layout) -> int:
+    """What buffers of that plan take for those parameters."""
+    rows = ((torch.Size(shape).numel(), dtype or flat.dtype) for shape, dtype, _ in plan.values())
+    return sum(count * flat.n * dtype.itemsize for count, dtype in rows)
+
+
+def _without_prefix(prefix: str, entry: dict[str, Any]) -> dict[str, Any]:
+    return {key.removeprefix(prefix): value for key, value in entry.items() if key.startswith(prefix)}

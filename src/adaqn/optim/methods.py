@@ -1,0 +1,142 @@
+"""The methods: for each a signature, a docstring and a choice of parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adaqn.core.acceptance import Acceptance
+from adaqn.core.curvature import Curvature
+from adaqn.core.direction import Direction
+from adaqn.core.pairs import CurvatureTest
+from adaqn.core.scaling import Scaling
+from adaqn.optim.events import CycleCallback
+from adaqn.optim.memory import Precision
+from adaqn.optim.options import (
+    Options,
+    make_acceptance,
+    make_curvature,
+    make_curvature_test,
+    make_direction,
+    make_h0,
+)
+from adaqn.optim.quasi_newton import QuasiNewton
+
+
+class AdaQN(QuasiNewton):
+    r"""adaQN (Keskar and Berahas): L-BFGS pairs from averaged iterates and an accumulated Fisher matrix.
+
+    .. math::
+        w \leftarrow w - \alpha H g, \quad
+        H = \mathrm{LBFGS}\big(S, Y, H_0 = 1/\sqrt{\textstyle\sum g^2 + \epsilon}\big)
+
+    and every ``cycle_length`` steps, with :math:`\bar w` the average of the cycle,
+    :math:`s = \bar w - \bar w_{\text{anchor}}` and :math:`y = \frac{1}{|F|}\sum_i g_i (g_i \cdot s)`
+    over the last ``fisher_size`` gradients: rejected if the monitored loss got worse, stored if
+    :math:`s \cdot y > \epsilon\, s \cdot s`.
+
+    Args:
+        params: parameters or param groups, which may have their own ``lr`` and ``weight_decay``.
+        lr: the step size α; may be 0, and may be a tensor.
+        monitor: a function without arguments that returns the loss on a fixed batch of the training
+            split, as a scalar or per example; see :class:`adaqn.Monitor`. Its ``advance()``, if it has
+            one, is called once per cycle. Also an attribute, for frameworks that build the optimizer.
+            Without one nothing is rejected by its loss.
+        cycle_length: steps per cycle, the paper's L.
+        memory_size: curvature pairs kept, the paper's m_L.
+        fisher_size: gradients kept for the Fisher matrix, the paper's m_F.
+        curvature_eps: ε of the curvature test.
+        scaling_eps: ε of H0; by default 1e-4 for Adagrad's as in the paper, 1e-8 for the others as in torch.
+        reject_factor: γ, by how much the monitored loss may grow before a cycle is rejected.
+        scaling: H0, one of ``"adagrad"`` (the paper's), ``"rmsprop"``, ``"adam"``, ``"barzilai_borwein"``,
+            ``"identity"``, or a :class:`adaqn.core.scaling.Scaling`.
+        curvature: ``"accumulated_fisher"``, or an :class:`adaqn.EmpiricalFisher`, which needs no F̃ in memory.
+        fisher_batch_size: examples per gradient; divides the Fisher matrix as in the paper's equation
+            for it rather than as in its line 18 (D4).
+        curvature_test: ``"absolute"`` (the paper's s·y > ε s·s), ``"scale_free"`` (s·y > ε‖s‖‖y‖), or a function
+            ``(ss, sy, yy, eps) -> bool``.
+        acceptance: ``"factor"``, ``"relative"`` (the same test in the paper's other form, D12), ``"none"``, or
+            a function ``(new, old) -> rejected`` of the losses at both points.
+        anchor_patience: skips in a row after which the anchor moves on all the same (D6); ``None`` never.
+        reject_patience: rejections in a row with an empty memory after which the steps are halved (D11);
+            ``None`` never.
+        reset_scaling_on_reject: forget H0's accumulator too when a cycle is rejected (D3).
+        on_nonfinite: ``"skip"`` a gradient that is not finite (D9), or ``"raise"``.
+        direction: ``"gram"`` or ``"two_loop"``: the same numbers, the second slower and as printed.
+        history_dtype, fisher_dtype: ``torch.bfloat16`` halves the memory of the pairs, of F̃.
+        fisher_device: where F̃ lives, for instance ``"cpu"``; by default beside the parameters.
+        master_weights: keep float32 copies of bfloat16 or float16 parameters, and step on those.
+        weight_decay: decoupled, as in AdamW.
+        maximize: maximize the objective; the monitor then returns what is to be large.
+        on_cycle: called with a :class:`adaqn.CycleEvent` at the end of each cycle.
+
+    >>> model = torch.nn.Linear(4, 1)
+    >>> x, target = torch.randn(64, 4), torch.randn(64, 1)
+    >>> loss_fn = torch.nn.MSELoss()
+    >>> from adaqn import Monitor
+    >>> opt = AdaQN(model.parameters(), lr=1e-2, monitor=Monitor(model, loss_fn, (x, target)))
+    >>> for _ in range(15):
+    ...     opt.zero_grad()
+    ...     loss_fn(model(x), target).backward()
+    ...     _ = opt.step()
+    >>> opt.stats.cycles
+    3
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-2,
+        *,
+        monitor: Callable[[], Any] | None = None,
+        cycle_length: int = 5,
+        memory_size: int = 10,
+        fisher_size: int = 100,
+        curvature_eps: float = 1e-4,
+        scaling_eps: float | None = None,
+        reject_factor: float = 1.01,
+        scaling: str | Scaling = "adagrad",
+        curvature: str | Curvature = "accumulated_fisher",
+        fisher_batch_size: int | None = None,
+        curvature_test: str | CurvatureTest = "absolute",
+        acceptance: str | Acceptance = "factor",
+        anchor_patience: int | None = 20,
+        reject_patience: int | None = 3,
+        reset_scaling_on_reject: bool = False,
+        on_nonfinite: str = "skip",
+        direction: str | Direction = "gram",
+        history_dtype: torch.dtype | None = None,
+        fisher_dtype: torch.dtype | None = None,
+        fisher_device: torch.device | str | None = None,
+        master_weights: bool = False,
+        weight_decay: float = 0.0,
+        maximize: bool = False,
+        on_cycle: CycleCallback | None = None,
+    ) -> None:
+        options = Options(
+            monitor=monitor,
+            cycle_length=cycle_length,
+            memory_size=memory_size,
+            curvature_eps=curvature_eps,
+            scaling=make_h0(scaling, scaling_eps),
+            curvature=make_curvature(curvature, fisher_size, fisher_batch_size),
+            curvature_test=make_curvature_test(curvature_test),
+            acceptance=make_acceptance(acceptance, reject_factor),
+            direction=make_direction(direction),
+            anchor_patience=anchor_patience,
+            reject_patience=reject_patience,
+            reset_scaling=reset_scaling_on_reject,
+            on_nonfinite=on_nonfinite,
+            maximize=maximize,
+            precision=Precision(
+                history_dtype,
+                fisher_dtype,
+                torch.device(fisher_device) if fisher_device is not None else None,
+                master_weights,
+            ),
+            on_cycle=on_cycle,
+        )
+        super().__init__(params, options, lr=lr, weight_decay=weight_decay)

@@ -1,0 +1,129 @@
+"""The monitored loss f_M: evaluated at the average of a cycle, it decides whether the cycle is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+LossFunction = Callable[..., Tensor]
+
+
+class Monitor:
+    """The loss of a model on a fixed batch, as a callable without arguments.
+
+    The batch must come from the training split: accepting steps by validation or test data would
+    make every comparison dishonest. A hundred examples or so are enough.
+
+    Evaluation has no side effects: no gradients, eval mode (each module's own mode comes back
+    afterwards), torch's random state and the model's buffers untouched, and autocast as given here
+    rather than as the caller happens to have it. The result is float32 or wider.
+
+    Args:
+        model: called as ``model(*inputs)``, or ``model(**batch)`` if the batch is a mapping.
+        loss_fn: called as ``loss_fn(output, target)``, or ``loss_fn(output, batch)`` for a mapping.
+            Returns a scalar, or a 1-D tensor of per-example losses, whose mean decides.
+        batch: ``(*inputs, target)`` or a mapping.
+        autocast: the dtype of autocast, or ``None`` to evaluate in the parameters' own.
+
+    >>> model = nn.Linear(3, 1)
+    >>> monitor = Monitor(model, nn.MSELoss(), (torch.randn(8, 3), torch.randn(8, 1)))
+    >>> monitor().shape
+    torch.Size([])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFunction,
+        batch: Sequence[Any] | Mapping[str, Any],
+        *,
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        check_batch(batch)
+        self.model = model
+        self.loss_fn = loss_fn
+        self.batch = batch
+        self.autocast = autocast
+
+    def __call__(self) -> Tensor:
+        with torch.no_grad(), undisturbed(self.model), self._precision():
+            return widened(batch_loss(self.model, self.loss_fn, self.batch))
+
+    def _precision(self) -> torch.autocast:
+        device = next((p.device.type for p in self.model.parameters()), "cpu")
+        return torch.autocast(device, dtype=self.autocast, enabled=self.autocast is not None)
+
+
+def batch_loss(model: Callable[..., Any], loss_fn: LossFunction, batch: Any) -> Tensor:
+    """The loss of a model, or of a function in its place, on ``(*inputs, target)`` or a mapping."""
+    if isinstance(batch, Mapping):
+        return loss_fn(model(**batch), batch)
+    *inputs, target = batch
+    return loss_fn(model(*inputs), target)
+
+
+def check_batch(batch: Any) -> None:
+    if isinstance(batch, Mapping) or (isinstance(batch, Sequence) and len(batch) >= 2):
+        return
+    raise ValueError(
+        f"a batch is (*inputs, target) or a mapping of arguments, got {type(batch).__name__}: "
+        "for anything else give a function of your own that returns the loss"
+    )
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Eval mode within the block; modes, buffers and torch's random state as before after it."""
+    modes = [(module, module.training) for module in model.modules()]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    devices = {buffer.device for buffer, _ in buffers} | {p.device for p in model.parameters()}
+    with _random_state_kept(devices):
+        model.eval()
+        try:
+            yield
+        finally:
+            for module, training in modes:
+                module.training = training
+            with torch.no_grad():
+                for buffer, value in buffers:
+                    buffer.copy_(value)
+
+
+def _random_state_kept(devices: set[torch.device]) -> Any:
+    accelerators = [d for d in devices if d.type not in ("cpu", "meta")]
+    if not accelerators:
+        return torch.random.fork_rng(devices=[])
+    indices = [d.index if d.index is not None else 0 for d in accelerators]
+    return torch.random.fork_rng(devices=indices, device_type=accelerators[0].type)
+
+
+def monitored_loss(monitor: Callable[[], Any]) -> Tensor:
+    """Call a monitor of any make; returns a detached scalar or 1-D tensor, float32 or wider."""
+    loss = monitor()
+    if isinstance(loss, int | float):
+        return torch.tensor(float(loss), dtype=torch.float64)
+    if not isinstance(loss, Tensor):
+        raise TypeError(
+            f"the monitor returned {type(loss).__name__}: it must return a scalar loss or a 1-D "
+            "tensor of per-example losses"
+        )
+    if loss.dim() > 1 or loss.numel() == 0:
+        raise ValueError(
+            f"the monitor returned a tensor of shape {tuple(loss.shape)}: it must return a scalar "
+            "loss or a non-empty 1-D tensor of per-example losses"
+        )
+    return widened(loss.detach())
+
+
+def widened(loss: Any) -> Any:
+    """Low-precision losses as float32, so that their mean is not rounded away; others as they are."""
+    if isinstance(loss, Tensor) and loss.dtype != torch.float64:
+        return loss.float()
+    return loss
+
+
+__all__ = ["Monitor", "batch_loss", "monitored_loss", "undisturbed"]

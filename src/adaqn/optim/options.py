@@ -1,0 +1,130 @@
+"""The options of a quasi-Newton optimizer, checked once; every message names the value and the limit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from adaqn.core.acceptance import Acceptance, FactorTest, RelativeTest
+from adaqn.core.curvature import AccumulatedFisher, Curvature
+from adaqn.core.direction import Direction, gram, two_loop
+from adaqn.core.pairs import CURVATURE_TESTS, CurvatureTest, absolute
+from adaqn.core.scaling import Adagrad, Scaling, make_scaling
+from adaqn.optim.events import CycleCallback
+from adaqn.optim.memory import Precision
+
+T = TypeVar("T")
+DIRECTIONS: dict[str, Direction] = {"gram": gram, "two_loop": two_loop}
+HISTORY_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+
+
+@dataclass
+class Options:
+    """The parts of a method and its numbers."""
+
+    monitor: Callable[[], Any] | None = None
+    cycle_length: int = 5
+    memory_size: int = 10
+    curvature_eps: float = 1e-4
+    scaling: Scaling = field(default_factory=Adagrad)
+    curvature: Curvature = field(default_factory=AccumulatedFisher)
+    curvature_test: CurvatureTest = absolute
+    acceptance: Acceptance | None = field(default_factory=FactorTest)
+    direction: Direction = gram
+    anchor_patience: int | None = 20
+    reject_patience: int | None = 3
+    reset_scaling: bool = False
+    on_nonfinite: str = "skip"
+    maximize: bool = False
+    precision: Precision = field(default_factory=Precision)
+    on_cycle: CycleCallback | None = None
+
+    def __post_init__(self) -> None:
+        at_least_one("cycle_length", self.cycle_length)
+        at_least_one("memory_size", self.memory_size)
+        for name in ("anchor_patience", "reject_patience"):
+            if getattr(self, name) is not None:
+                at_least_one(name, getattr(self, name))
+        if not (math.isfinite(self.curvature_eps) and self.curvature_eps >= 0.0):
+            raise ValueError(f"curvature_eps must be a finite number of at least 0, got {self.curvature_eps}")
+        choose("on_nonfinite", self.on_nonfinite, {"skip": "skip", "raise": "raise"})
+        if self.monitor is not None and not callable(self.monitor):
+            raise TypeError(
+                f"monitor must be a function without arguments, such as Monitor(model, loss_fn, batch); "
+                f"got {type(self.monitor).__name__}"
+            )
+        for name in ("history_dtype", "fisher_dtype"):
+            dtype = getattr(self.precision, name)
+            if dtype is not None and dtype not in HISTORY_DTYPES:
+                raise ValueError(f"{name} must be torch.float32, torch.float64 or torch.bfloat16, got {dtype}")
+
+
+def check_group(group: dict[str, Any]) -> None:
+    """Lr and weight_decay of a param group; other options are for all parameters at once."""
+    for name in ("lr", "weight_decay"):
+        value = group[name]
+        if isinstance(value, Tensor) and value.numel() != 1:
+            raise ValueError(f"{name} must be a single number, got a tensor of shape {tuple(value.shape)}")
+        if not (math.isfinite(float(value)) and float(value) >= 0.0):
+            raise ValueError(f"{name} must be a finite number of at least 0, got {value}")
+    unknown = {"cycle_length", "memory_size", "fisher_size", "monitor", "scaling", "maximize"} & set(group)
+    if unknown:
+        raise ValueError(
+            f"{sorted(unknown)} in a param group: one quasi-Newton matrix spans all parameters, so give it to "
+            "the optimizer; groups may have their own lr and weight_decay"
+        )
+
+
+def make_acceptance(acceptance: str | Acceptance, factor: float) -> Acceptance | None:
+    """``"factor"`` and its alias ``"relative"`` (D12), ``"none"``, or a test of one's own."""
+    if not isinstance(acceptance, str):
+        return acceptance
+    tests: dict[str, Callable[[], Acceptance | None]] = {
+        "factor": lambda: FactorTest(factor),
+        "relative": lambda: RelativeTest(factor - 1.0),
+        "none": lambda: None,
+    }
+    return choose("acceptance", acceptance, tests)()
+
+
+def make_curvature(curvature: str | Curvature, size: int, batch_size: int | None) -> Curvature:
+    at_least_one("fisher_size", size)
+    if batch_size is not None:
+        at_least_one("fisher_batch_size", batch_size)
+    if isinstance(curvature, Curvature):
+        return curvature
+    return choose("curvature", curvature, {"accumulated_fisher": AccumulatedFisher(size, batch_size or 1)})
+
+
+def make_curvature_test(test: str | CurvatureTest) -> CurvatureTest:
+    return choose("curvature_test", test, CURVATURE_TESTS) if isinstance(test, str) else test
+
+
+def make_direction(direction: str | Direction) -> Direction:
+    return choose("direction", direction, DIRECTIONS) if isinstance(direction, str) else direction
+
+
+def make_h0(scaling: str | Scaling, eps: float | None) -> Scaling:
+    if isinstance(scaling, str):
+        return make_scaling(scaling, eps)
+    if eps is not None:
+        raise ValueError(f"scaling_eps={eps} was given beside a scaling of your own: set it there")
+    return scaling
+
+
+def at_least_one(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number, got {value!r}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+def choose(name: str, value: str, choices: dict[str, T]) -> T:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {sorted(choices)}, got {value!r}")
+    return choices[value]

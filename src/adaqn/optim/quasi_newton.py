@@ -1,0 +1,201 @@
+"""The loop that all quasi-Newton methods here share; a method is a choice of its parts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adaqn.core.acceptance import NONFINITE_PATIENCE, STEP_RECOVERY, mean_loss
+from adaqn.core.outcome import Outcome
+from adaqn.optim.base import HistoryOptimizer
+from adaqn.optim.memory import Memory
+from adaqn.optim.monitor import monitored_loss
+
+
+class QuasiNewton(HistoryOptimizer):
+    """Gradient in, step out; at the end of a cycle an average to judge and a pair to store.
+
+    Line numbers are those of the paper's Algorithm 1, D-numbers those of ``docs/decisions.md``.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """One step from the gradients in ``.grad``; a closure, if given, is run first."""
+        if self._averaging:
+            raise RuntimeError("step() was called inside averaged(): leave the block first")
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if all(p.grad is None for group in self.param_groups for p in group["params"]):
+            return loss
+        m = self._current_memory()
+        present = m.flat.gather_gradients(m.g, negate=self.options.maximize)
+        if not self._may_step(m):
+            return loss
+        m.scaling.update(m.g)
+        m.curvature.observe(m.g)  # l. 6
+        self._descend(m, present)  # l. 5
+        torch._foreach_add_(m.flat.views(m.average.total), m.weights())  # l. 7
+        m.average.count += 1
+        m.counters.steps += 1
+        if m.average.count >= self.options.cycle_length:  # l. 8; D1
+            self.finish_cycle(m)
+        return loss
+
+    def finish_cycle(self, m: Memory) -> None:
+        """Judge the average of the cycle, and learn a curvature pair from it (l. 9 to 24)."""
+        candidate = m.average.mean(out=m.d)  # l. 9
+        new, old, rejected = self._judge(m, candidate)  # the user's code: nothing has changed before it
+        products: tuple[float | None, ...] = (None, None, None)
+        if rejected:
+            outcome = Outcome.REJECTED
+            self._return_to_anchor(m)
+        elif not m.counters.started:
+            outcome = Outcome.STARTED
+        else:
+            s = torch.sub(candidate, m.anchor, out=m.g)  # l. 17
+            y = m.curvature.product(s, candidate, out=m.average.total)  # l. 18; the sum is spent
+            outcome, products = self._offer(m, s, y)
+        if outcome is not Outcome.REJECTED:
+            self._on_accepted(m, candidate, outcome, new)
+        m.average.clear()  # l. 10
+        self._count(m, outcome)
+        self._tell(m, outcome, new, old, products)
+
+    def _may_step(self, m: Memory) -> bool:
+        """The one read per step from the device: is the gradient finite, and is there one at all?"""
+        largest, c = float(torch.linalg.vector_norm(m.g, math.inf)), m.counters
+        if math.isfinite(largest):
+            c.nonfinite_in_row = 0
+            # torch.distributed.checkpoint makes state by such a call; it must leave no trace.
+            return largest > 0.0 or any(_is_nonzero(group["lr"]) for group in self.param_groups)
+        if self.options.on_nonfinite == "raise":
+            raise FloatingPointError(
+                "the gradient is not finite (inf or nan); nothing was changed (on_nonfinite='raise')"
+            )
+        c.nonfinite += 1  # D9
+        c.nonfinite_in_row += 1
+        weights_are_finite = all(w.isfinite().all() for w in m.weights())
+        if not weights_are_finite or c.nonfinite_in_row >= NONFINITE_PATIENCE:  # D13
+            self._return_to_anchor(m)
+            self._count(m, Outcome.REJECTED)
+            self._tell(m, Outcome.REJECTED, None, None, (None, None, None))
+        return False
+
+    def _descend(self, m: Memory, present: list[int]) -> None:
+        """W ← w − Λ^½ H Λ^½ g with Λ the step sizes of the groups; only where there are gradients."""
+        multiplier = m.counters.step_multiplier
+        groups = [group for group in self.param_groups for p in group["params"] if p.requires_grad]
+        first = groups[0]["lr"]
+        direction = self.options.direction
+        if all(_same_lr(group["lr"], first) for group in self.param_groups):
+            d, scale = direction(m.g, m.pairs, m.scaling, out=m.d), first * multiplier
+            if isinstance(scale, Tensor):
+                d, scale = d.mul_(scale), 1.0
+        else:
+            roots = [(group["lr"] * multiplier) ** 0.5 for group in groups]
+            _scale_parts(m.flat.views(m.g), roots)
+            d, scale = direction(m.g, m.pairs, m.scaling, out=m.d), 1.0
+            _scale_parts(m.flat.views(d), roots)
+        weights, steps = m.weights(), m.flat.views(d)
+        for i in present:
+            if groups[i]["weight_decay"] != 0.0:
+                weights[i].mul_(1.0 - groups[i]["lr"] * multiplier * groups[i]["weight_decay"])
+        torch._foreach_add_([weights[i] for i in present], [steps[i] for i in present], alpha=-scale)
+        if m.master is not None:
+            m.flat.scatter(m.master)
+
+    def _judge(self, m: Memory, candidate: Tensor) -> tuple[Tensor | None, Tensor | None, bool]:
+        """(losses at the candidate, at the anchor, is it rejected?) (l. 12)"""
+        if not math.isfinite(float(torch.linalg.vector_norm(candidate, math.inf))):
+            return None, None, True
+        if self._monitor is None or self.options.acceptance is None:
+            if self.options.acceptance is not None:
+                self._say(
+                    "no monitor was given, so no cycle is rejected by its loss: pass monitor=Monitor(...), "
+                    "or acceptance='none' if that is meant"
+                )
+            return None, None, False
+        if hasattr(self._monitor, "advance"):
+            self._monitor.advance()  # D7: values are never compared across sets
+            self._anchor_losses = None
+        new = self._losses_at(m, candidate)
+        is_finite = math.isfinite(mean_loss(new))
+        if not m.counters.started and is_finite:
+            return new, None, False
+        old = self._losses_at_anchor(m)
+        if not m.counters.started and not math.isfinite(mean_loss(old)):
+            raise ValueError(
+                f"the monitor returned {mean_loss(new)} and, at the weights before the first step, {mean_loss(old)}: "
+                "the monitoring batch or its loss is at fault, not the steps"
+            )
+        return new, old, self.options.acceptance(new, old)
+
+    def _losses_at(self, m: Memory, vector: Tensor) -> Tensor:
+        with m.flat.swapped(vector, backup=m.g):
+            assert self._monitor is not None
+            losses = monitored_loss(self._monitor)
+        return -losses if self.options.maximize else losses
+
+    def _losses_at_anchor(self, m: Memory) -> Tensor:
+        if self._anchor_losses is None:  # D8: kept while the monitoring set is fixed
+            self._anchor_losses = self._losses_at(m, m.anchor)
+        return self._anchor_losses
+
+    def _offer(self, m: Memory, s: Tensor, y: Tensor) -> tuple[Outcome, tuple[float, ...]]:
+        """Store the pair if its curvature is good enough (l. 19)."""
+        for vector, rows in ((s, m.pairs.S), (y, m.pairs.Y)):
+            if rows.dtype != vector.dtype:  # what is stored is what must pass the test
+                vector.copy_(vector.to(rows.dtype))
+        ss, sy, yy = torch.stack([s @ s, s @ y, y @ y]).double().tolist()
+        if not self.options.curvature_test(ss, sy, yy, self.options.curvature_eps):
+            return Outcome.SKIPPED, (ss, sy, yy)
+        m.pairs.push(s, y)  # l. 20
+        m.scaling.on_stored(sy, yy)
+        return Outcome.STORED, (ss, sy, yy)
+
+    def _on_accepted(self, m: Memory, candidate: Tensor, outcome: Outcome, losses: Tensor | None) -> None:
+        c = m.counters
+        c.started = 1
+        c.rejections_in_row = 0
+        c.step_multiplier = min(1.0, c.step_multiplier * STEP_RECOVERY)  # D11
+        c.skips_in_row = c.skips_in_row + 1 if outcome is Outcome.SKIPPED else 0
+        if m.accepted is not None:
+            m.accepted.copy_(candidate)
+        if c.skips_in_row in (0, self.options.anchor_patience):  # l. 21, 24; D6
+            m.anchor.copy_(candidate)
+            c.skips_in_row = 0
+            self._anchor_losses = losses
+
+    def _return_to_anchor(self, m: Memory) -> None:
+        """L. 13 and 14; D2: the anchor is copied, and the step counter goes on."""
+        c = m.counters
+        c.rejections_in_row = c.rejections_in_row + 1 if len(m.pairs) == 0 else 0
+        if c.rejections_in_row == self.options.reject_patience:  # D11
+            c.step_multiplier, c.rejections_in_row = c.step_multiplier / 2.0, 0
+        m.clear_history()
+        if self.options.reset_scaling:  # D3
+            m.scaling.reset()
+        m.set_weights(m.anchor)
+        if m.accepted is not None:
+            m.accepted.copy_(m.anchor)
+        c.skips_in_row = c.nonfinite_in_row = 0
+
+
+def _is_nonzero(lr: float | Tensor) -> bool:
+    return bool(lr != 0)
+
+
+def _same_lr(a: float | Tensor, b: float | Tensor) -> bool:
+    # Tensors are compared by identity: their values would have to be read from the device.
+    return a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b)
+
+
+def _scale_parts(parts: list[Tensor], factors: list[float | Tensor]) -> None:
+    for part, factor in zip(parts, factors, strict=True):
+        part.mul_(factor)

@@ -1,0 +1,51 @@
+"""H0 from the state of a torch optimizer, so that a run in progress can switch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from adaqn.core.scaling import Adagrad, Adam, RMSProp, Scaling
+from adaqn.optim.flat import as_real
+
+_TORCH_KEYS = ((Adam, "exp_avg_sq", "Adam or AdamW"), (RMSProp, "square_avg", "RMSprop"), (Adagrad, "sum", "Adagrad"))
+
+
+def source_states(source: Optimizer | dict[str, Any], params: list[Tensor]) -> list[dict[str, Any]]:
+    """The source's state of each of ``params``: by identity from an optimizer, by order from a state_dict."""
+    if isinstance(source, Optimizer):
+        return [source.state.get(p, {}) for p in params]
+    indices = [index for group in source["param_groups"] for index in group["params"]]
+    if len(indices) != len(params):
+        raise ValueError(f"the state_dict is of {len(indices)} parameters and this optimizer has {len(params)}")
+    return [source["state"].get(index, {}) for index in indices]
+
+
+def fill_scaling(scaling: Scaling, views: list[Tensor], states: list[dict[str, Any]]) -> None:
+    """Copy second moments into the scaling's vector, given as one view per parameter.
+
+    Parameters without state keep their initial value.
+    """
+    key, name = next(((k, n) for kind, k, n in _TORCH_KEYS if isinstance(scaling, kind)), ("", ""))
+    if not key:
+        raise ValueError(
+            f"{type(scaling).__name__} keeps no second moments to start from: use scaling='adagrad', 'rmsprop' or 'adam'"
+        )
+    if not any(key in state for state in states):
+        found = sorted({k for state in states for k in state}) or "no state at all"
+        raise ValueError(f"scaling={type(scaling).__name__} starts from torch's {name} (key {key!r}); found {found}")
+    saved = [as_real(state[key]) if key in state else None for state in states]
+    for index, (view, moments) in enumerate(zip(views, saved, strict=True)):
+        if moments is not None and moments.shape != view.shape:
+            theirs, ours = tuple(moments.shape), tuple(view.shape)
+            raise ValueError(f"the source has {key!r} of shape {theirs} for parameter {index}, whose shape is {ours}")
+    for index, (view, moments) in enumerate(zip(views, saved, strict=True)):
+        if moments is None:
+            continue
+        view.copy_(moments)
+        if isinstance(scaling, Adam):
+            scaling.load_numbers(index, {"step": float(states[index]["step"])})
+        elif isinstance(scaling, Adagrad):
+            view.clamp_(min=scaling.initial_value)  # torch's sum may start at 0

@@ -1,0 +1,155 @@
+"""adaQN as the paper prints it: Algorithms 1 and 2, line by line, in float64 on plain vectors.
+
+Read this file first, with the paper in hand; ``adaqn.optim`` computes the same numbers fast, and
+the tests hold the two equal. Speed, checkpoints and models have no place here.
+
+=============  ===================================================================
+paper          here
+=============  ===================================================================
+w, α, H_k      ``w``, ``lr``, :func:`two_loop` applied to the gradient
+L, m_L, m_F    ``L``, ``m_L``, ``m_F``
+ε, γ           ``eps`` (of H0 and of line 19), ``gamma``
+w_s            ``w_sum`` over ``summed`` iterates
+w̄_o, w̄_n       ``anchor``, ``candidate``
+F̃, S, Y        ``F``, ``S``, ``Y``: lists of vectors, oldest first
+f_M            ``monitor``
+=============  ===================================================================
+
+D1 to D13 are the decisions where the paper is silent or its pseudo-code is wrong; they are argued
+in ``docs/decisions.md``. D10 concerns RES and SDBFGS, which are not in this file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from adaqn.core.acceptance import NONFINITE_PATIENCE, STEP_RECOVERY, is_rejected
+from adaqn.core.outcome import Outcome
+
+
+@dataclass(frozen=True)
+class Iterate:
+    """What one pass of the loop left behind; ``outcome`` is set where a cycle ended."""
+
+    w: Tensor
+    outcome: Outcome | None
+    pairs: int
+    step_multiplier: float
+
+
+def two_loop(g: Tensor, S: list[Tensor], Y: list[Tensor], H0: Tensor) -> Tensor:
+    """H·g by Algorithm 2, with the diagonal ``H0`` and pairs oldest first."""
+    q = g.clone()  # l. 2
+    alpha = [torch.zeros(())] * len(S)
+    for i in reversed(range(len(S))):  # l. 3
+        alpha[i] = (S[i] @ q) / (S[i] @ Y[i])  # l. 4, ρ_i = 1/s·y
+        q = q - alpha[i] * Y[i]  # l. 5
+    r = H0 * q  # l. 7
+    for i in range(len(S)):  # l. 8
+        beta = (Y[i] @ r) / (S[i] @ Y[i])  # l. 9
+        r = r + S[i] * (alpha[i] - beta)  # l. 10
+    return r  # l. 12
+
+
+def adaqn(
+    w0: Tensor,
+    gradient: Callable[[Tensor, int], Tensor],
+    monitor: Callable[[Tensor], float],
+    *,
+    lr: float = 1e-2,
+    L: int = 5,
+    m_L: int = 10,
+    m_F: int = 100,
+    eps: float = 1e-4,
+    gamma: float = 1.01,
+    batch_size: int = 1,
+    anchor_patience: int | None = 20,
+    reject_patience: int | None = 3,
+) -> Iterator[Iterate]:
+    """Algorithm 1, endlessly: one :class:`Iterate` for every call of ``gradient(w, k)``.
+
+    ``batch_size`` above 1 is the normalisation of the aFIM equation instead of line 18's (D4).
+    A ``monitor`` with an ``advance`` method is moved on once per cycle, and then judges both points (D7).
+    The relative-improvement test with γ̃ is ``gamma = 1 + γ̃`` (D12).
+
+    >>> minimum = torch.tensor([1.0, -2.0], dtype=torch.float64)
+    >>> run = adaqn(torch.zeros(2), lambda w, k: w - minimum, lambda w: float((w - minimum).norm()), lr=0.5)
+    >>> for _, iterate in zip(range(200), run):
+    ...     pass
+    >>> bool(torch.allclose(iterate.w, minimum, atol=1e-6))
+    True
+    """
+    w = w0.detach().to(torch.float64).clone()
+    anchor, started, f_old = w.clone(), False, math.nan  # l. 1; D5: w₀ until the first cycle ends
+    w_sum, summed = torch.zeros_like(w), 0  # l. 1
+    F: list[Tensor] = []  # l. 2
+    S: list[Tensor] = []
+    Y: list[Tensor] = []
+    G = torch.full_like(w, eps)  # Σ g² + ε of H0
+    skips = rejections = nonfinite = 0
+    step_multiplier = 1.0
+    k = 0
+
+    while True:  # l. 4
+        g = gradient(w, k).to(torch.float64)
+        k += 1
+        outcome: Outcome | None = None
+
+        if not g.isfinite().all():  # D9: before any state is touched
+            nonfinite += 1
+            if w.isfinite().all() and nonfinite < NONFINITE_PATIENCE:
+                yield Iterate(w.clone(), None, len(S), step_multiplier)
+                continue
+            outcome, nonfinite = Outcome.REJECTED, 0  # D13: no gradient will be finite again
+        else:
+            nonfinite = 0
+            G = G + g**2
+            w = w - lr * step_multiplier * two_loop(g, S, Y, 1.0 / G.sqrt())  # l. 5
+            F = [*F, g][-m_F:]  # l. 6
+            w_sum, summed = w_sum + w, summed + 1  # l. 7
+
+        if outcome is None and summed < L:  # l. 8; D1: the first cycle is as long as any other
+            yield Iterate(w.clone(), None, len(S), step_multiplier)
+            continue
+
+        if outcome is None:
+            candidate = w_sum / summed  # l. 9; D1: divide by the number summed
+            if hasattr(monitor, "advance"):
+                monitor.advance()
+                f_old = monitor(anchor)  # D7: values are never compared across sets
+            f_new = monitor(candidate) if candidate.isfinite().all() else math.inf
+            if (started and is_rejected(f_new, f_old, gamma)) or (not started and not math.isfinite(f_new)):  # l. 12
+                outcome = Outcome.REJECTED
+        w_sum, summed = torch.zeros_like(w), 0  # l. 10
+
+        if outcome is Outcome.REJECTED:
+            rejections = rejections + 1 if not S else 0
+            if rejections == reject_patience:  # D11
+                step_multiplier, rejections = step_multiplier / 2, 0
+            F, S, Y = [], [], []  # l. 13; D3: G is kept
+            w = anchor.clone()  # l. 14; D2: a copy, and the counter goes on
+            skips = 0
+            yield Iterate(w.clone(), outcome, 0, step_multiplier)
+            continue  # l. 15
+
+        rejections, step_multiplier = 0, min(1.0, step_multiplier * STEP_RECOVERY)  # D11
+        if not started:
+            outcome, started = Outcome.STARTED, True
+            anchor, f_old = candidate, f_new  # l. 24
+        else:
+            s = candidate - anchor  # l. 17
+            y = torch.stack([gi * (gi @ s) for gi in F]).sum(0) / (len(F) * batch_size)  # l. 18; D4
+            if s @ y > eps * (s @ s):  # l. 19
+                outcome, skips = Outcome.STORED, 0
+                S, Y = [*S, s][-m_L:], [*Y, y][-m_L:]  # l. 20
+                anchor, f_old = candidate, f_new  # l. 21
+            else:
+                outcome, skips = Outcome.SKIPPED, skips + 1
+                if skips == anchor_patience:  # D6
+                    skips, anchor, f_old = 0, candidate, f_new
+        yield Iterate(w.clone(), outcome, len(S), step_multiplier)
