@@ -27,7 +27,7 @@ class Curvature:
         """See the gradient of this step."""
 
     def product(self, s: Tensor, candidate: Tensor, out: Tensor) -> Tensor:
-        """Out ← curvature·s at the candidate."""
+        """out ← curvature·s at the candidate."""
         raise TypeError(f"{type(self).__name__} has no product with s: override product()")
 
     def clear(self) -> None:
@@ -117,8 +117,8 @@ def _forward_mode(losses: PerExample, w: Sequence[Tensor], s: Sequence[Tensor]) 
     ad = torch.autograd.forward_ad
     with ad.dual_level():
         pairs = zip(w, s, strict=True)
-        dual = losses([ad.make_dual(p, tangent.to(p.dtype)) for p, tangent in pairs])
-        value, js = ad.unpack_dual(dual)
+        dual = losses([ad.make_dual(p, tangent.to(p.dtype)) for p, tangent in pairs])  # type: ignore[no-untyped-call]
+        value, js = ad.unpack_dual(dual)  # type: ignore[no-untyped-call]
         _check_per_example(value)
         return value, torch.zeros_like(value) if js is None else js.detach().clone()
 

@@ -18,7 +18,7 @@ class InitialScaling(Protocol):
     """H0: any symmetric positive definite operator."""
 
     def apply(self, v: Tensor, out: Tensor) -> Tensor:
-        """Out ← H0·v, where ``out`` is not ``v``."""
+        """out ← H0·v, where ``out`` is not ``v``."""
         ...
 
 

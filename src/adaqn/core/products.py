@@ -35,7 +35,7 @@ def dots(rows: Tensor, v: Tensor) -> Tensor:
 
 
 def add_combination(out: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
-    """Out ← out + rowsᵀ·weights, in place."""
+    """out ← out + rowsᵀ·weights, in place."""
     weights = weights.to(out.dtype)
     if rows.dtype == out.dtype:
         return out.addmv_(rows.t(), weights)

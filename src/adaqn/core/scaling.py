@@ -41,7 +41,7 @@ class Scaling:
         """See the gradient of this step."""
 
     def apply(self, v: Tensor, out: Tensor) -> Tensor:
-        """Out ← H0·v, where ``out`` is not ``v``."""
+        """out ← H0·v, where ``out`` is not ``v``."""
         return out.copy_(v)
 
     def on_stored(self, sy: float, yy: float) -> None:

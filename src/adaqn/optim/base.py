@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from adaqn.core.acceptance import mean_loss
 from adaqn.core.outcome import Outcome
 from adaqn.optim import checkpoint
 from adaqn.optim.empirical_fisher import ModelCurvature
@@ -24,6 +25,9 @@ UNSTORED_WARNING = 50
 """Cycles in a row without a stored pair after which a warning says that only H0 is at work."""
 
 MonitorFunction = Callable[[], Any]
+Products = tuple[float | None, float | None, float | None]
+"""s·s, s·y and y·y."""
+NO_PAIR: Products = (None, None, None)
 
 
 class HistoryOptimizer(Optimizer):
@@ -237,11 +241,16 @@ class HistoryOptimizer(Optimizer):
             )
 
     def _tell(
-        self, m: Memory, outcome: Outcome, new: Tensor | None, old: Tensor | None, products: tuple[float | None, ...]
+        self,
+        m: Memory,
+        outcome: Outcome,
+        new: Tensor | None = None,
+        old: Tensor | None = None,
+        products: Products = NO_PAIR,
     ) -> None:
         if self.options.on_cycle is None:
             return
-        losses = (None if f is None else float(f.mean()) for f in (new, old))
-        c = m.counters
-        event = CycleEvent(c.steps, c.cycles, outcome, *losses, *products, len(m.pairs), c.step_multiplier)
+        f_new, f_old = (None if losses is None else mean_loss(losses) for losses in (new, old))
+        c, (ss, sy, yy) = m.counters, products
+        event = CycleEvent(c.steps, c.cycles, outcome, f_new, f_old, ss, sy, yy, len(m.pairs), c.step_multiplier)
         self.options.on_cycle(event)

@@ -60,6 +60,7 @@ class EmpiricalFisher(ModelCurvature):
             )
         self.names = [names[id(p)] for p in flat.params]
 
+    @torch.no_grad()
     def product(self, s: Tensor, candidate: Tensor, out: Tensor) -> Tensor:
         batch = self._next_batch()
         w, tangents = self._like_parameters(candidate), self._like_parameters(s)

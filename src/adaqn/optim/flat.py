@@ -39,11 +39,12 @@ class FlatParameters:
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """``flat``, of shape (..., n), as one view per parameter of shape (..., *shape)."""
-        pieces = flat.split(self.sizes, dim=-1)
-        return [v.unflatten(-1, s) if s else v.squeeze(-1) for v, s in zip(pieces, self.shapes, strict=True)]
+        pieces = torch.split(flat, self.sizes, dim=-1)
+        return [v.view(flat.shape[:-1] + shape) for v, shape in zip(pieces, self.shapes, strict=True)]
 
+    @torch.no_grad()
     def gather_gradients(self, out: Tensor, *, negate: bool) -> list[int]:
-        """Out ← the gradients, zero where there is none; returns which parameters have one."""
+        """out ← the gradients, zero where there is none; returns which parameters have one."""
         present, targets, sources = [], [], []
         for i, (p, view) in enumerate(zip(self.params, self.views(out), strict=True)):
             if p.grad is None:
@@ -63,11 +64,13 @@ class FlatParameters:
             out.neg_()
         return present
 
+    @torch.no_grad()
     def gather(self, out: Tensor) -> Tensor:
-        """Out ← the parameters."""
+        """out ← the parameters."""
         torch._foreach_copy_(self.views(out), self.reals())
         return out
 
+    @torch.no_grad()
     def scatter(self, flat: Tensor) -> None:
         """The parameters ← flat."""
         torch._foreach_copy_(self.reals(), self.views(flat))
@@ -78,14 +81,12 @@ class FlatParameters:
     @contextmanager
     def swapped(self, flat: Tensor, backup: Tensor) -> Iterator[None]:
         """The parameters hold ``flat`` within the block, and what they held before after it, whatever happens."""
-        with torch.no_grad():
-            self.gather(backup)
-            self.scatter(flat)
+        self.gather(backup)
         try:
+            self.scatter(flat)
             yield
         finally:
-            with torch.no_grad():
-                self.scatter(backup)
+            self.scatter(backup)
 
 
 def check_one_device(params: Sequence[Tensor]) -> None:

@@ -150,8 +150,8 @@ class Memory:
     def load_numbers(self, saved: list[dict[str, Any]]) -> None:
         """Take back what ``numbers`` gave; the buffers hold the saved tensors already."""
         first = saved[0]
-        for field in fields(Counters):
-            setattr(self.counters, field.name, type(field.default)(first[field.name]))
+        for name, now in asdict(self.counters).items():
+            setattr(self.counters, name, type(now)(first[name]))
         self.average.count = int(first["window_count"])
         self.pairs.restore(int(first["pairs_start"]), int(first["pairs_size"]))
         self.curvature.load_numbers(_without_prefix("curvature_", first))

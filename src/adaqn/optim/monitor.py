@@ -51,7 +51,7 @@ class Monitor:
 
     def __call__(self) -> Tensor:
         with torch.no_grad(), undisturbed(self.model), self._precision():
-            return widened(batch_loss(self.model, self.loss_fn, self.batch))
+            return monitored_loss(lambda: batch_loss(self.model, self.loss_fn, self.batch))
 
     def _precision(self) -> torch.autocast:
         device = next((p.device.type for p in self.model.parameters()), "cpu")
@@ -119,11 +119,9 @@ def monitored_loss(monitor: Callable[[], Any]) -> Tensor:
     return widened(loss.detach())
 
 
-def widened(loss: Any) -> Any:
-    """Low-precision losses as float32, so that their mean is not rounded away; others as they are."""
-    if isinstance(loss, Tensor) and loss.dtype != torch.float64:
-        return loss.float()
-    return loss
+def widened(loss: Tensor) -> Tensor:
+    """Losses as float32 or wider, so that their mean is not rounded away."""
+    return loss if loss.dtype == torch.float64 else loss.float()
 
 
 __all__ = ["Monitor", "batch_loss", "monitored_loss", "undisturbed"]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from adaqn.core.acceptance import NONFINITE_PATIENCE, STEP_RECOVERY, mean_loss
 from adaqn.core.outcome import Outcome
-from adaqn.optim.base import HistoryOptimizer
+from adaqn.optim.base import NO_PAIR, HistoryOptimizer, Products
 from adaqn.optim.memory import Memory
 from adaqn.optim.monitor import monitored_loss
 
@@ -23,7 +23,7 @@ class QuasiNewton(HistoryOptimizer):
     """
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step from the gradients in ``.grad``; a closure, if given, is run first."""
         if self._averaging:
             raise RuntimeError("step() was called inside averaged(): leave the block first")
@@ -51,7 +51,7 @@ class QuasiNewton(HistoryOptimizer):
         """Judge the average of the cycle, and learn a curvature pair from it (l. 9 to 24)."""
         candidate = m.average.mean(out=m.d)  # l. 9
         new, old, rejected = self._judge(m, candidate)  # the user's code: nothing has changed before it
-        products: tuple[float | None, ...] = (None, None, None)
+        products = NO_PAIR
         if rejected:
             outcome = Outcome.REJECTED
             self._return_to_anchor(m)
@@ -75,16 +75,14 @@ class QuasiNewton(HistoryOptimizer):
             # torch.distributed.checkpoint makes state by such a call; it must leave no trace.
             return largest > 0.0 or any(_is_nonzero(group["lr"]) for group in self.param_groups)
         if self.options.on_nonfinite == "raise":
-            raise FloatingPointError(
-                "the gradient is not finite (inf or nan); nothing was changed (on_nonfinite='raise')"
-            )
+            raise FloatingPointError("the gradient holds inf or nan; nothing was changed (on_nonfinite='raise')")
         c.nonfinite += 1  # D9
         c.nonfinite_in_row += 1
         weights_are_finite = all(w.isfinite().all() for w in m.weights())
         if not weights_are_finite or c.nonfinite_in_row >= NONFINITE_PATIENCE:  # D13
             self._return_to_anchor(m)
             self._count(m, Outcome.REJECTED)
-            self._tell(m, Outcome.REJECTED, None, None, (None, None, None))
+            self._tell(m, Outcome.REJECTED)
         return False
 
     def _descend(self, m: Memory, present: list[int]) -> None:
@@ -147,7 +145,7 @@ class QuasiNewton(HistoryOptimizer):
             self._anchor_losses = self._losses_at(m, m.anchor)
         return self._anchor_losses
 
-    def _offer(self, m: Memory, s: Tensor, y: Tensor) -> tuple[Outcome, tuple[float, ...]]:
+    def _offer(self, m: Memory, s: Tensor, y: Tensor) -> tuple[Outcome, Products]:
         """Store the pair if its curvature is good enough (l. 19)."""
         for vector, rows in ((s, m.pairs.S), (y, m.pairs.Y)):
             if rows.dtype != vector.dtype:  # what is stored is what must pass the test

@@ -31,7 +31,8 @@ def fill_scaling(scaling: Scaling, views: list[Tensor], states: list[dict[str, A
     key, name = next(((k, n) for kind, k, n in _TORCH_KEYS if isinstance(scaling, kind)), ("", ""))
     if not key:
         raise ValueError(
-            f"{type(scaling).__name__} keeps no second moments to start from: use scaling='adagrad', 'rmsprop' or 'adam'"
+            f"{type(scaling).__name__} keeps no second moments that could be filled: use scaling='adagrad', "
+            "'rmsprop' or 'adam'"
         )
     if not any(key in state for state in states):
         found = sorted({k for state in states for k in state}) or "no state at all"

@@ -1,0 +1,109 @@
+"""Dense float64 matrices that the fast code must equal, and small problems to run it on."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from adaqn import AdaQN
+from adaqn.core.history import Pairs
+from adaqn.core.scaling import Scaling
+
+
+def dense_bfgs(S: list[Tensor], Y: list[Tensor], H0: Tensor) -> Tensor:
+    """H by the BFGS formula, pair by pair, as a matrix."""
+    H = H0.clone()
+    identity = torch.eye(len(H0), dtype=H0.dtype)
+    for s, y in zip(S, Y, strict=True):
+        rho = 1.0 / (s @ y)
+        V = identity - rho * torch.outer(y, s)
+        H = V.T @ H @ V + rho * torch.outer(s, s)
+    return H
+
+
+class DenseScaling(Scaling):
+    """A non-diagonal H0."""
+
+    def __init__(self, matrix: Tensor) -> None:
+        super().__init__()
+        self.matrix = matrix
+
+    def apply(self, v: Tensor, out: Tensor) -> Tensor:
+        return out.copy_(self.matrix.to(v.dtype) @ v)
+
+
+def random_spd(n: int, generator: torch.Generator | None = None) -> Tensor:
+    factor = torch.randn(n, n, dtype=torch.float64, generator=generator)
+    return factor @ factor.T / n + 0.1 * torch.eye(n, dtype=torch.float64)
+
+
+def empty_pairs(capacity: int, n: int, dtype: torch.dtype = torch.float64) -> Pairs:
+    gram = torch.zeros(capacity, capacity, dtype=torch.float64)
+    return Pairs(torch.zeros(capacity, n, dtype=dtype), torch.zeros(capacity, n, dtype=dtype), gram)
+
+
+class NoisyValley:
+    """A curved, noisy, not quite convex function of a vector; the same noise for the same step."""
+
+    def __init__(self, n: int = 12, *, noise: float = 0.3, scale: float = 1.0, seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.n, self.noise, self.scale = n, noise, scale
+        self.A = random_spd(n, generator)
+        self.w0 = torch.randn(n, dtype=torch.float64, generator=generator)
+        self.generator = generator
+        self._noise: list[Tensor] = []
+
+    def loss(self, w: Tensor) -> Tensor:
+        return self.scale * (0.5 * w @ self.A @ w + 0.1 * torch.sin(3.0 * w).sum() + 2.0)
+
+    def gradient(self, w: Tensor, k: int) -> Tensor:
+        while len(self._noise) <= k:
+            self._noise.append(torch.randn(self.n, dtype=torch.float64, generator=self.generator))
+        exact = self.A @ w + 0.3 * torch.cos(3.0 * w)
+        return self.scale * (exact + self.noise * self._noise[k])
+
+
+class Vector(nn.Module):
+    """A model that is one vector, cut into parameters of odd shapes."""
+
+    def __init__(self, w: Tensor) -> None:
+        super().__init__()
+        sizes = [1, 5, len(w) - 6]
+        shapes = [(), (5,), (2, sizes[2] // 2) if sizes[2] % 2 == 0 else (sizes[2],)]
+        pieces = zip(w.clone().split(sizes), shapes, strict=True)
+        self.pieces = nn.ParameterList([nn.Parameter(p.reshape(shape)) for p, shape in pieces])
+
+    def vector(self) -> Tensor:
+        return torch.cat([p.detach().reshape(-1) for p in self.pieces])
+
+    def set_gradient(self, g: Tensor) -> None:
+        for p, piece in zip(self.pieces, g.split([p.numel() for p in self.pieces]), strict=True):
+            p.grad = piece.reshape(p.shape).to(p.dtype).clone()
+
+
+def quiet(params, **options) -> AdaQN:
+    """AdaQN that needs no monitor and never says so."""
+    return AdaQN(params, **{"lr": 0.05, "acceptance": "none", **options})
+
+
+def run(opt: AdaQN, model: Vector, problem: NoisyValley, steps: range) -> Tensor:
+    """Drive an optimizer over the problem; returns the weights after each step."""
+    path = []
+    for k in steps:
+        model.set_gradient(problem.gradient(model.vector().double(), k))
+        opt.step()
+        path.append(model.vector().clone())
+    return torch.stack(path)
+
+
+def with_history(model: Vector, problem: NoisyValley, steps: int = 23, **options) -> AdaQN:
+    """An optimizer in mid-training: several pairs stored, in the middle of a cycle."""
+    opt = quiet(model.parameters(), **{"cycle_length": 3, "memory_size": 4, "fisher_size": 7, **options})
+    run(opt, model, problem, range(steps))
+    assert opt.stats.pairs > 0
+    return opt
+
+
+def relative_error(a: Tensor, b: Tensor) -> float:
+    scale = max(float(b.norm()), math.ulp(1.0))
+    return float((a.double() - b.double()).norm()) / scale

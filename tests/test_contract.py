@@ -1,0 +1,238 @@
+"""What every optimizer of the table must do; modelled on torch's own OptimizerInfo tests."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+
+from optimizers import OPTIMIZERS, OptimizerInfo
+from oracles import NoisyValley, Vector, run
+
+EVERY = pytest.mark.parametrize("info", OPTIMIZERS, ids=lambda info: info.name)
+
+
+def saved_and_loaded(state_dict):
+    file = io.BytesIO()
+    torch.save(state_dict, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def twin(model: Vector, dtype=torch.float64) -> Vector:
+    return Vector(model.vector()).to(dtype)
+
+
+@EVERY
+def test_goes_in_the_right_direction(info: OptimizerInfo):
+    problem = NoisyValley(noise=0.05)
+    model = Vector(problem.w0)
+    protected = {"acceptance": "factor", "monitor": lambda: problem.loss(model.vector())}
+    run(info(model.parameters(), **protected), model, problem, range(200))
+    assert problem.loss(model.vector()) < problem.loss(problem.w0) - 0.5
+
+
+@EVERY
+def test_stores_pairs(info: OptimizerInfo):
+    problem = NoisyValley()
+    model = Vector(problem.w0)
+    opt = info(model.parameters())
+    run(opt, model, problem, range(30))
+    assert opt.stats.stored > 0
+
+
+@EVERY
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_resume_is_bit_for_bit_at_every_step_of_a_cycle(info: OptimizerInfo, dtype):
+    problem = NoisyValley()
+    for stop in range(13, 17):
+        model = Vector(problem.w0).to(dtype)
+        opt = info(model.parameters())
+        run(opt, model, problem, range(stop))
+        resumed = Vector(problem.w0).to(dtype)
+        resumed.load_state_dict(saved_and_loaded(model.state_dict()))
+        other = info(resumed.parameters())
+        other.load_state_dict(saved_and_loaded(opt.state_dict()))
+        assert other.stats == opt.stats
+        expected = run(opt, model, problem, range(stop, stop + 20))
+        assert torch.equal(run(other, resumed, problem, range(stop, stop + 20)), expected)
+        assert other.stats == opt.stats
+
+
+@EVERY
+def test_state_dict_round_trip_keeps_every_tensor_and_number(info: OptimizerInfo):
+    problem = NoisyValley()
+    model = Vector(problem.w0).to(torch.bfloat16)
+    opt = info(model.parameters())
+    run(opt, model, problem, range(14))
+    other = info(twin(model, torch.bfloat16).parameters())
+    other.load_state_dict(saved_and_loaded(opt.state_dict()))
+    before, after = opt.state_dict()["state"], other.state_dict()["state"]
+    assert before.keys() == after.keys()
+    for index, entry in before.items():
+        assert entry.keys() == after[index].keys()
+        for name, value in entry.items():
+            again = after[index][name]
+            if isinstance(value, torch.Tensor):
+                assert (value.dtype, value.device) == (again.dtype, again.device), name
+                assert torch.equal(value, again), name
+            else:
+                assert type(value) is type(again), name
+                assert value == again, name
+
+
+@EVERY
+@pytest.mark.parametrize("copier", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))], ids=["deepcopy", "pickle"])
+def test_a_copy_goes_its_own_way_and_the_same_way(info: OptimizerInfo, copier):
+    if info.name == "adaqn-monitored" and copier is not copy.deepcopy:
+        info = OptimizerInfo(info.name, info.make, {**info.options, "monitor": float})  # a lambda has no pickle
+    problem = NoisyValley()
+    model = Vector(problem.w0)
+    opt = info(model.parameters())
+    run(opt, model, problem, range(14))
+    other_model, other = copier((model, opt))
+    expected = run(opt, model, problem, range(14, 30))
+    assert torch.equal(run(other, other_model, problem, range(14, 30)), expected)
+
+
+@EVERY
+def test_closure_runs_first_and_its_loss_comes_back(info: OptimizerInfo):
+    model = Vector(torch.ones(12, dtype=torch.float64))
+    opt = info(model.parameters())
+
+    def closure():
+        opt.zero_grad()
+        loss = sum((p**2).sum() for p in model.pieces)
+        loss.backward()
+        return loss
+
+    losses = [float(opt.step(closure).detach()) for _ in range(20)]
+    assert losses[0] == 12.0
+    assert losses[-1] < 12.0
+
+
+@EVERY
+def test_complex_parameters_are_pairs_of_reals(info: OptimizerInfo):
+    z = torch.nn.Parameter(torch.randn(5, dtype=torch.complex128))
+    x = torch.nn.Parameter(torch.view_as_real(z.detach()).clone())
+    a, b = info([z]), info([x])
+    for _ in range(25):
+        g = torch.randn(5, 2, dtype=torch.float64) + torch.view_as_real(z.detach())
+        z.grad, x.grad = torch.view_as_complex(g), g.clone()
+        a.step()
+        b.step()
+    assert torch.equal(torch.view_as_real(z.detach()), x.detach())
+    assert a.stats == b.stats
+
+
+@EVERY
+def test_missing_gradients_leave_their_parameters_as_they_are(info: OptimizerInfo):
+    problem = NoisyValley()
+    model = Vector(problem.w0)
+    opt = info(model.parameters())
+    for k in range(30):
+        model.set_gradient(problem.gradient(model.vector(), k))
+        if k % 3 == 0:
+            model.pieces[1].grad = None
+            before = model.pieces[1].detach().clone()
+        moved = opt.stats.rejected
+        opt.step()
+        if k % 3 == 0 and opt.stats.rejected == moved:
+            assert torch.equal(model.pieces[1].detach(), before)
+    assert model.vector().isfinite().all()
+
+
+@EVERY
+def test_no_gradients_at_all_is_no_step(info: OptimizerInfo):
+    model = Vector(torch.ones(12))
+    opt = info(model.parameters())
+    opt.step()
+    assert opt.stats.steps == 0
+    assert torch.equal(model.vector(), torch.ones(12))
+
+
+@EVERY
+def test_zero_gradients_do_no_harm(info: OptimizerInfo):
+    model = Vector(torch.ones(12))
+    opt = info(model.parameters(), weight_decay=0.0)
+    for _ in range(15):
+        model.set_gradient(torch.zeros(12))
+        opt.step()
+    assert torch.equal(model.vector(), torch.ones(12))
+    assert opt.stats.steps == 15
+
+
+@EVERY
+def test_tensor_lr_is_the_number_it_holds(info: OptimizerInfo):
+    problem = NoisyValley()
+    number, tensor = Vector(problem.w0), Vector(problem.w0)
+    lr = info.options["lr"]
+    expected = run(info(number.parameters()), number, problem, range(30))
+    opt = info(tensor.parameters(), lr=torch.tensor(lr, dtype=torch.float64))
+    torch.testing.assert_close(run(opt, tensor, problem, range(30)), expected, rtol=1e-12, atol=1e-12)
+
+
+@EVERY
+def test_maximize_mirrors_minimize(info: OptimizerInfo):
+    problem = NoisyValley()
+    down, up = Vector(problem.w0), Vector(problem.w0)
+    opt, mirrored = info(down.parameters()), info(up.parameters(), maximize=True)
+    for k in range(30):
+        g = problem.gradient(down.vector(), k)
+        down.set_gradient(g)
+        up.set_gradient(-g)
+        opt.step()
+        mirrored.step()
+    assert torch.equal(down.vector(), up.vector())
+
+
+@EVERY
+def test_state_is_as_large_as_announced(info: OptimizerInfo):
+    model = Vector(torch.randn(4006))
+    opt = info(model.parameters())
+    announced = opt.state_size()
+    run_on_noise(opt, model, 20)
+    m = opt._memory
+    held = [m.g, m.d, m.gram, *m.buffers.values()]
+    assert announced == sum(t.numel() * t.element_size() for t in held) == opt.state_size()
+
+
+@EVERY
+def test_lr_zero_changes_nothing_but_is_a_step(info: OptimizerInfo):
+    """Warm-ups start at zero."""
+    model = Vector(torch.ones(12))
+    opt = info(model.parameters(), lr=0.0)
+    run_on_noise(opt, model, 2)
+    assert torch.equal(model.vector(), torch.ones(12))
+    assert opt.stats.steps == 2
+
+
+@pytest.mark.filterwarnings("ignore:50 cycles in a row")
+@EVERY
+def test_memory_stays_flat_and_no_graph_is_kept(info: OptimizerInfo):
+    """500 steps on a model: no more tensors alive at the end than after the first cycles."""
+    import gc
+
+    net = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 1))
+    opt = info(net.parameters())
+
+    def alive():
+        gc.collect()
+        return sum(issubclass(type(o), torch.Tensor) for o in gc.get_objects())
+
+    counts = []
+    for k in range(500):
+        opt.zero_grad()
+        net(torch.randn(4, 5)).pow(2).mean().backward()
+        opt.step()
+        if k in (40, 499):
+            counts.append(alive())
+    assert counts[1] <= counts[0]
+    assert all(t.grad_fn is None and not t.requires_grad for t in opt._memory.buffers.values())
+
+
+def run_on_noise(opt, model, steps):
+    for _ in range(steps):
+        model.set_gradient(torch.randn(sum(p.numel() for p in model.pieces)))
+        opt.step()

@@ -1,0 +1,260 @@
+"""The invariants of the design, each by its name."""
+
+import math
+
+import pytest
+import torch
+
+from adaqn import AdaQN, Outcome
+from oracles import NoisyValley, Vector, dense_bfgs, quiet, run, with_history
+
+
+def dense_h(opt, model):
+    m = opt._memory
+    stored = [(s.clone(), y.clone()) for s, y, _ in m.pairs]
+    H0 = torch.diag(m.scaling.vectors["sum"].rsqrt())
+    return dense_bfgs([s for s, _ in stored], [y for _, y in stored], H0), stored
+
+
+@pytest.mark.parametrize("test, eps", [("absolute", 3.0), ("scale_free", 0.75)])
+def test_stored_means_enough_curvature_and_positive_definite_h(test, eps):
+    """stored ⇒ s·y > ε‖s‖² (or ε‖s‖‖y‖) and H ≻ 0."""
+    problem = NoisyValley(noise=1.0)
+    model = Vector(problem.w0)
+    opt = quiet(model.parameters(), cycle_length=3, memory_size=4, curvature_eps=eps, curvature_test=test)
+    seen = 0
+    for k in range(150):
+        run(opt, model, problem, range(k, k + 1))
+        H, stored = dense_h(opt, model)
+        for s, y in stored:
+            assert s @ y > eps * (s @ s if test == "absolute" else s.norm() * y.norm())
+        assert torch.linalg.eigvalsh((H + H.T) / 2).min() > 0
+        seen = max(seen, len(stored))
+    assert seen == 4
+    assert opt.stats.skipped > 0
+
+
+def test_newest_pair_satisfies_the_secant_equation():
+    """H·y = s for the newest pair."""
+    problem = NoisyValley()
+    model = Vector(problem.w0)
+    opt = with_history(model, problem)
+    H, stored = dense_h(opt, model)
+    s, y = stored[-1]
+    torch.testing.assert_close(H @ y, s)
+    m = opt._memory
+    ours = opt.options.direction(y.clone(), m.pairs, m.scaling, out=torch.empty_like(y))
+    torch.testing.assert_close(ours, s)
+
+
+def test_empty_memory_is_adagrad():
+    """No pair in memory: torch's Adagrad to 1e-14 in float64."""
+    problem = NoisyValley()
+    ours, theirs = Vector(problem.w0), Vector(problem.w0)
+    opt = quiet(ours.parameters(), lr=0.1, curvature_eps=1e9)
+    adagrad = torch.optim.Adagrad(theirs.parameters(), lr=0.1, initial_accumulator_value=1e-4, eps=0)
+    for k in range(200):
+        for model in (ours, theirs):
+            model.set_gradient(problem.gradient(theirs.vector(), k))
+        opt.step()
+        adagrad.step()
+    assert (ours.vector() - theirs.vector()).abs().max() < 1e-14
+    assert opt.stats.stored == 0
+
+
+class Verdicts:
+    """A monitor whose answers are written down in advance: one per call, the last for ever."""
+
+    def __init__(self, *values):
+        self.values = list(values)
+
+    def __call__(self):
+        return self.values.pop(0) if len(self.values) > 1 else self.values[0]
+
+
+def test_state_after_rejected():
+    """Pairs and F̃ empty, the accumulator kept (D3), weights a copy of the anchor (D2), a fresh window."""
+    problem = NoisyValley()
+    model = Vector(problem.w0)
+    opt = AdaQN(model.parameters(), lr=0.05, cycle_length=3, monitor=Verdicts(3.0, 2.0, 1.0, 9.0, 1.0))
+    run(opt, model, problem, range(9))
+    anchor, accumulated = opt._memory.anchor.clone(), opt._memory.scaling.vectors["sum"].clone()
+    assert opt.stats.pairs == 2
+    run(opt, model, problem, range(9, 12))
+    m = opt._memory
+    assert opt.stats.rejected == 1
+    assert len(m.pairs) == 0
+    assert m.curvature.ring.size == 0
+    assert m.average.count == 0
+    assert m.average.total.count_nonzero() == 0
+    assert (m.scaling.vectors["sum"] >= accumulated).all()
+    assert torch.equal(model.vector(), anchor)
+    run(opt, model, problem, range(12, 13))
+    assert torch.equal(m.anchor, anchor), "the step after a rejection must not move the anchor itself"
+    assert not torch.equal(model.vector(), anchor)
+    assert opt.stats.steps == 13
+
+
+def test_rejection_may_reset_the_accumulator():
+    """D3's option."""
+    problem = NoisyValley()
+    model = Vector(problem.w0)
+    opt = AdaQN(model.parameters(), lr=0.05, cycle_length=3, monitor=Verdicts(1.0, 9.0), reset_scaling_on_reject=True)
+    run(opt, model, problem, range(6))
+    assert opt.stats.rejected == 1
+    assert torch.equal(opt._memory.scaling.vectors["sum"], torch.full((problem.n,), 1e-4, dtype=torch.float64))
+
+
+def test_state_after_skipped():
+    """The anchor stays, so that the next s is longer; pairs, F̃ and weights are untouched."""
+    problem = NoisyValley()
+    model = Vector(problem.w0)
+    opt = quiet(model.parameters(), cycle_length=3, curvature_eps=1e9)
+    run(opt, model, problem, range(3))
+    anchor = opt._memory.anchor.clone()
+    run(opt, model, problem, range(3, 6))
+    assert opt.stats.skipped == 1
+    assert torch.equal(opt._memory.anchor, anchor)
+    assert opt._memory.curvature.ring.size == 6
+    assert opt._memory.average.count == 0
+    assert not torch.equal(model.vector(), anchor)
+
+
+@pytest.mark.parametrize("patience", [2, None])
+def test_anchor_moves_on_after_so_many_skips(patience):
+    """D6."""
+    problem = NoisyValley()
+    model = Vector(problem.w0)
+    opt = quiet(model.parameters(), cycle_length=1, curvature_eps=1e9, anchor_patience=patience)
+    run(opt, model, problem, range(1))
+    first = opt._memory.anchor.clone()
+    path = run(opt, model, problem, range(1, 8))
+    expected = path[5] if patience else first  # skips at steps 2 to 8; every second one moves the anchor
+    torch.testing.assert_close(opt._memory.anchor, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("first_values", [(math.nan, 1.0), (math.inf, 1.0)])
+def test_first_value_that_is_not_finite_returns_to_the_start(first_values):
+    """D5: the anchor is w₀ until the first cycle ends."""
+    problem = NoisyValley()
+    model, events = Vector(problem.w0), []
+    opt = AdaQN(model.parameters(), cycle_length=2, monitor=Verdicts(*first_values), on_cycle=events.append)
+    run(opt, model, problem, range(2))
+    assert [e.outcome for e in events] == [Outcome.REJECTED]
+    assert torch.equal(model.vector(), problem.w0)
+    run(opt, model, problem, range(2, 4))
+    assert events[-1].outcome is Outcome.STARTED
+
+
+def test_a_monitor_that_raises_leaves_the_parameters_as_they_were():
+    problem = NoisyValley()
+    model, plain = Vector(problem.w0), Vector(problem.w0)
+    broken = True
+
+    def monitor():
+        if broken:
+            raise OSError("the disk with the monitoring set is gone")
+        return float(problem.loss(model.vector()))
+
+    opt = AdaQN(model.parameters(), lr=0.05, cycle_length=3, monitor=monitor)
+    without = quiet(plain.parameters(), lr=0.05, cycle_length=3)
+    run(opt, model, problem, range(2))
+    expected = run(without, plain, problem, range(3))
+    with pytest.raises(OSError, match="gone"):
+        run(opt, model, problem, range(2, 3))
+    assert torch.equal(model.vector(), expected[-1])
+    assert opt.stats.cycles == 0
+    broken = False
+    run(opt, model, problem, range(3, 4))  # the cycle that could not be judged is judged now
+    assert opt.stats.cycles == 1
+
+
+def test_the_monitor_is_asked_once_per_cycle_while_its_set_is_fixed():
+    """D8, and D7: with advance() it is asked twice, after moving on."""
+    problem = NoisyValley()
+    calls = []
+
+    class Fixed:
+        def __call__(self):
+            calls.append("f")
+            return 1.0
+
+    class Rotating(Fixed):
+        def advance(self):
+            calls.append("advance")
+
+    for monitor, expected in ((Fixed(), ["f"] * 4), (Rotating(), ["advance", "f"] + 3 * ["advance", "f", "f"])):
+        calls.clear()
+        model = Vector(problem.w0)
+        run(AdaQN(model.parameters(), cycle_length=2, monitor=monitor), model, problem, range(8))
+        assert calls == expected
+
+
+def test_assigning_a_monitor_forgets_the_loss_at_the_anchor():
+    """D7."""
+    problem = NoisyValley()
+    model = Vector(problem.w0)
+    opt = AdaQN(model.parameters(), cycle_length=2, monitor=lambda: 1.0)
+    run(opt, model, problem, range(4))
+    opt.monitor = lambda: 100.0  # another scale: against the old value every cycle would be rejected
+    run(opt, model, problem, range(4, 8))
+    assert opt.stats.rejected == 0
+
+
+def test_nonfinite_gradient_is_skipped_before_any_state_is_touched():
+    """D9."""
+    problem = NoisyValley()
+    model = Vector(problem.w0)
+    opt = with_history(model, problem)
+    before = {name: b.clone() for name, b in opt._memory.buffers.items()}
+    weights, stats = model.vector(), opt.stats
+    for bad in (math.nan, math.inf, -math.inf):
+        model.set_gradient(torch.full((problem.n,), 1.0))
+        model.pieces[1].grad[2] = bad
+        opt.step()
+    assert torch.equal(model.vector(), weights)
+    assert all(torch.equal(b, before[name]) for name, b in opt._memory.buffers.items())
+    assert (opt.stats.steps, opt.stats.nonfinite) == (stats.steps, 3)
+
+
+def test_nonfinite_gradient_may_raise():
+    problem = NoisyValley()
+    model = Vector(problem.w0)
+    opt = quiet(model.parameters(), on_nonfinite="raise")
+    model.set_gradient(torch.full((problem.n,), math.nan))
+    with pytest.raises(FloatingPointError, match="inf or nan"):
+        opt.step()
+    assert torch.equal(model.vector(), problem.w0)
+
+
+@pytest.mark.parametrize("how", ["weights", "patience"])
+def test_weights_that_can_give_no_gradient_return_to_the_anchor(how):
+    """D13: otherwise every later step would be skipped, for ever."""
+    problem = NoisyValley()
+    model = Vector(problem.w0)
+    opt = quiet(model.parameters(), cycle_length=3)
+    run(opt, model, problem, range(4))
+    anchor = opt._memory.anchor.clone()
+    if how == "weights":
+        with torch.no_grad():
+            model.pieces[1][0] = math.inf
+    for _ in range(1 if how == "weights" else 20):
+        assert not torch.equal(model.vector(), anchor)
+        model.set_gradient(torch.full((problem.n,), math.nan))
+        opt.step()
+    assert torch.equal(model.vector(), anchor)
+    assert opt.stats.rejected == 1
+
+
+def test_a_candidate_that_is_not_finite_is_rejected_without_a_monitor():
+    problem = NoisyValley()
+    model = Vector(problem.w0)
+    opt = quiet(model.parameters(), cycle_length=2, lr=1e-3)
+    run(opt, model, problem, range(3))
+    anchor = opt._memory.anchor.clone()
+    with torch.no_grad():
+        model.pieces[2].fill_(math.inf)
+    model.set_gradient(torch.ones(problem.n))
+    opt.step()
+    assert torch.equal(model.vector(), anchor)
+    assert opt.stats.rejected == 1
