@@ -98,7 +98,7 @@ def test_unfreezing_in_mid_training_restarts_the_history_and_says_so(scaling, ke
     totals = opt.stats
     assert totals.pairs > 0
     model.pieces[2].requires_grad_(True)
-    with pytest.warns(UserWarning, match=r"from 2 tensors to 3.*restarts"):
+    with pytest.warns(UserWarning, match=r"from 2 tensors on cpu to 3 on cpu.*restarts"):
         steps(1)
     assert opt.stats.pairs == 0
     assert opt.stats.steps == totals.steps + 1
@@ -120,7 +120,7 @@ def test_adding_a_group_in_mid_training_restarts_the_history_and_says_so():
     opt = with_history(model, problem)
     opt.add_param_group({"params": [extra], "lr": 0.2})
     extra.grad = torch.ones(3, dtype=torch.float64)
-    with pytest.warns(UserWarning, match="from 3 tensors to 4"):
+    with pytest.warns(UserWarning, match="from 3 tensors on cpu to 4"):
         run(opt, model, problem, range(23, 24))
     assert (extra.detach() < 1).all()
     assert opt.state[extra]["pairs_s"].shape == (4, 3)

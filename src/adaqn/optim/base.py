@@ -148,8 +148,9 @@ class HistoryOptimizer(Optimizer):
             self._memory = self._new_memory(FlatParameters(trainable))
         elif not old.flat.covers(trainable):
             warnings.warn(
-                f"the trainable parameters changed (from {len(old.flat.params)} tensors to {len(trainable)}): the "
-                "curvature history restarts; H0 keeps what it knows of those that stay",
+                f"the trainable parameters changed (from {len(old.flat.params)} tensors on {old.flat.device} to "
+                f"{len(trainable)} on {trainable[0].device}): the curvature history restarts; H0 keeps what it knows "
+                "of those that stay",
                 stacklevel=4,
             )
             kept = {id(p): i for i, p in enumerate(old.flat.params)}

@@ -30,8 +30,9 @@ class FlatParameters:
         self.n = sum(self.sizes)
 
     def covers(self, params: Sequence[Tensor]) -> bool:
-        """Are these exactly the parameters in here?"""
-        return len(params) == len(self.params) and all(map(_same, params, self.params))
+        """Are these exactly the parameters in here, and still where they were?"""
+        pairs = zip(params, self.params, strict=False)
+        return len(params) == len(self.params) and all(p is q and p.device == self.device for p, q in pairs)
 
     def new(self, *rows: int, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Tensor:
         """Zeros of shape (*rows, n)."""
@@ -100,7 +101,3 @@ def check_one_device(params: Sequence[Tensor]) -> None:
 
 def as_real(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a is b

@@ -127,12 +127,14 @@ class QuasiNewton(HistoryOptimizer):
         if not m.counters.started and is_finite:
             return new, None, False
         old = self._losses_at_anchor(m)
-        if not m.counters.started and not math.isfinite(mean_loss(old)):
-            raise ValueError(
-                f"the monitor returned {mean_loss(new)} and, at the weights before the first step, {mean_loss(old)}: "
-                "the monitoring batch or its loss is at fault, not the steps"
-            )
-        return new, old, self.options.acceptance(new, old)
+        if math.isfinite(mean_loss(old)):
+            return new, old, not is_finite or bool(self.options.acceptance(new, old))  # D5
+        if m.counters.started:
+            return new, old, False  # D7: a set on which the anchor has no loss cannot judge
+        raise ValueError(
+            f"the monitor returned {mean_loss(new)} and, at the weights before the first step, {mean_loss(old)}: "
+            "the monitoring batch or its loss is at fault, not the steps"
+        )
 
     def _losses_at(self, m: Memory, vector: Tensor) -> Tensor:
         with m.flat.swapped(vector, backup=m.g):

@@ -1,0 +1,41 @@
+# Everything runs in .venv, which is made when it is first needed.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: setup demo test test-slow check lint types docs bench clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
+	touch $@
+
+demo: setup  ## train a small RNN with AdaQN, Adagrad and Adam; leaves a picture and a report
+	$(BIN)/python examples/demo.py
+
+test: setup  ## all tests but the slow ones
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-slow: setup  ## all tests
+	$(BIN)/python -m pytest -n 2
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: setup
+	$(BIN)/mypy
+
+docs: setup
+	$(BIN)/mkdocs build --strict --quiet
+
+check: lint types test docs  ## what continuous integration runs
+
+bench: setup  ## cost of a step and of its memory on this machine
+	$(BIN)/python benchmarks/step_cost.py
+	$(BIN)/python benchmarks/memory.py
+
+clean:
+	rm -rf .venv site demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis
