@@ -94,6 +94,9 @@ def test_a_copy_goes_its_own_way_and_the_same_way(info: OptimizerInfo, copier):
     other_model, other = copier((model, opt))
     expected = run(opt, model, problem, range(14, 30))
     assert torch.equal(run(other, other_model, problem, range(14, 30)), expected)
+    for p in other_model.parameters():
+        shared = other.state[p]["window"].untyped_storage().data_ptr()
+        assert shared == other._memory.average.total.untyped_storage().data_ptr()
 
 
 @EVERY

@@ -14,6 +14,9 @@ from torch import Tensor
 from adaqn.core.history import Ring
 from adaqn.core.products import Reduce, add_combination, dots, local
 
+_CACHED_BYTES = 1 << 22
+_SMALLEST_CHUNK = 4
+
 
 class Curvature:
     """The interface; by itself it keeps nothing."""
@@ -80,8 +83,14 @@ class AccumulatedFisher(Curvature):
         return out.copy_(self._product(rows, at_rows, torch.zeros_like(at_rows)))
 
     def _product(self, rows: Tensor, s: Tensor, zeros: Tensor) -> Tensor:
-        weights = self.reduce(dots(rows, s)) / (self.ring.size * self.batch_size)
-        return add_combination(zeros, rows, weights)
+        chunk = _CACHED_BYTES // (rows.shape[1] * rows.element_size())
+        # In chunks that fit the cache the second product reads nothing from memory. Rows too long for that, and
+        # rows of which each process holds a part, take one pass each.
+        pieces = torch.split(rows, chunk) if chunk >= _SMALLEST_CHUNK and self.reduce is local else (rows,)
+        for piece in pieces:
+            weights = self.reduce(dots(piece, s)) / (self.ring.size * self.batch_size)
+            add_combination(zeros, piece, weights)
+        return zeros
 
     def clear(self) -> None:
         self.ring.clear()

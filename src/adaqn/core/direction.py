@@ -52,8 +52,8 @@ def gram(g: Tensor, pairs: Pairs, h0: InitialScaling, out: Tensor, reduce: Reduc
 
     Nothing is read back by the host. The systems are solved by plain substitution in float64,
     without regularisation. Nearly parallel pairs do no harm: their R is close to a triangle of
-    equal numbers, whose inverse has no large entry. Should the entries of R differ so wildly that
-    substitution overflows, that solution is taken as zero, so that d stays finite.
+    equal numbers, whose inverse has no large entry. Pairs whose R could not be solved without
+    overflow are never in memory together (:class:`adaqn.core.history.Pairs`).
     """
     if len(pairs) == 0:
         return h0.apply(g, out)
@@ -66,5 +66,5 @@ def gram(g: Tensor, pairs: Pairs, h0: InitialScaling, out: Tensor, reduce: Reduc
 
 
 def _solve(triangle: Tensor, rhs: Tensor, *, upper: bool) -> Tensor:
-    x = torch.linalg.solve_triangular(triangle, rhs[:, None], upper=upper)[:, 0]
-    return torch.where(x.isfinite().all(), x, 0.0)
+    solution: Tensor = torch.linalg.solve_triangular(triangle, rhs[:, None], upper=upper)
+    return solution[:, 0]

@@ -13,6 +13,9 @@ from torch import Tensor
 
 from adaqn.core.products import Reduce, dots, local
 
+LARGEST_INVERSE = 1e150
+"""Entries of R⁻¹ beyond this would overflow in a direction."""
+
 
 class Ring:
     """The last ``capacity`` vectors in one ``(capacity, n)`` tensor; the oldest is overwritten.
@@ -63,7 +66,7 @@ class Pairs:
 
     ``gram[i, j]`` is s_i·y_j by slot, in float64. What a direction needs of it changes only when a
     pair is stored, so it is prepared then: ``order`` (slots by age) and ``R``, the upper triangle
-    of s_i·y_j by age.
+    of s_i·y_j by age. Where R has no inverse within the range of numbers, the new pair stays alone.
     """
 
     def __init__(self, s: Tensor, y: Tensor, gram: Tensor, reduce: Reduce = local) -> None:
@@ -99,6 +102,9 @@ class Pairs:
         stored = self._y.data[slot].to(y.dtype)
         self.gram[: len(self), slot] = self._reduce(dots(self.S, stored))
         self._prepare()
+        if len(self) > 1 and not self._is_solvable():
+            self.clear()
+            self.push(s, y)
 
     def clear(self) -> None:
         self._s.clear()
@@ -110,6 +116,11 @@ class Pairs:
         self._s.start = self._y.start = start
         self._s.size = self._y.size = size
         self._prepare()
+
+    def _is_solvable(self) -> bool:
+        identity = torch.eye(len(self), dtype=torch.float64, device=self.gram.device)
+        inverse = torch.linalg.solve_triangular(self.R, identity, upper=True)
+        return bool((inverse.abs() < LARGEST_INVERSE).all())  # false for nan as well
 
     def _prepare(self) -> None:
         order = self._s.order

@@ -220,6 +220,11 @@ class HistoryOptimizer(Optimizer):
         own = ("options", "_memory", "_monitor", "_anchor_losses", "_said", "_averaging")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "_memory" in state:  # a copy, not the loading of a state_dict
+            self._show_state()
+
     # ------------------------------------------------------------------ telling
 
     def _say(self, message: str) -> None:

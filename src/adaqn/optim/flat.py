@@ -44,10 +44,10 @@ class FlatParameters:
         return [v.view(flat.shape[:-1] + shape) for v, shape in zip(pieces, self.shapes, strict=True)]
 
     @torch.no_grad()
-    def gather_gradients(self, out: Tensor, *, negate: bool) -> list[int]:
-        """out ← the gradients, zero where there is none; returns which parameters have one."""
+    def gather_gradients(self, views: list[Tensor]) -> list[int]:
+        """The views of a vector ← the gradients, zero where there is none; returns which parameters have one."""
         present, targets, sources = [], [], []
-        for i, (p, view) in enumerate(zip(self.params, self.views(out), strict=True)):
+        for i, (p, view) in enumerate(zip(self.params, views, strict=True)):
             if p.grad is None:
                 view.zero_()
                 continue
@@ -61,8 +61,6 @@ class FlatParameters:
             sources.append(as_real(p.grad))
         if present:
             torch._foreach_copy_(targets, sources)
-        if negate:
-            out.neg_()
         return present
 
     @torch.no_grad()

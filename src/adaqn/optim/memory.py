@@ -68,7 +68,7 @@ class Memory:
         precision: Precision,
         counters: Counters | None = None,
     ) -> None:
-        self.flat, self.scaling, self.curvature = flat, scaling, curvature
+        self.flat, self.scaling, self.curvature, self.precision = flat, scaling, curvature, precision
         self.counters = counters or Counters()
         self.buffers = {
             name: flat.new(*rows, dtype=dtype, device=device)
@@ -78,12 +78,29 @@ class Memory:
         self.g, self.d = (self.buffers.pop(name) for name in WORK)
         self.anchor = self.buffers["anchor"]
         self.average = Average(self.buffers["window"])
+        # Cut once: the per-parameter views of what every step touches.
+        self.g_parts, self.d_parts, self.window_parts = map(flat.views, (self.g, self.d, self.average.total))
         self.pairs = Pairs(self.buffers["pairs_s"], self.buffers["pairs_y"], self.gram)
         vectors = {name: self.buffers[f"scaling_{name}"] for name in scaling.vector_names}
         scaling.build(vectors, flat.sizes)
         if curvature.rows:
             curvature.build(self.buffers["fisher"])
         self.restart()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Views of one buffer come out of a pickle as separate tensors, so only the buffers go in.
+        parts = {name: getattr(self, name) for name in ("flat", "scaling", "curvature", "precision", "buffers", "gram")}
+        return parts | {"numbers": [self.numbers(i) for i in range(len(self.flat.params))]}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        flat, buffers, gram = state["flat"], state["buffers"], state["gram"]
+        Memory.__init__(self, flat, len(gram), state["scaling"], state["curvature"], state["precision"])
+        if "accepted" in buffers:
+            self.keep_accepted()
+        for name, buffer in buffers.items():
+            self.buffers[name].copy_(buffer)
+        self.gram.copy_(gram)
+        self.load_numbers(state["numbers"])
 
     @property
     def master(self) -> Tensor | None:

@@ -34,13 +34,15 @@ class QuasiNewton(HistoryOptimizer):
         if all(p.grad is None for group in self.param_groups for p in group["params"]):
             return loss
         m = self._current_memory()
-        present = m.flat.gather_gradients(m.g, negate=self.options.maximize)
+        present = m.flat.gather_gradients(m.g_parts)
         if not self._may_step(m):
             return loss
+        if self.options.maximize:
+            m.g.neg_()
         m.scaling.update(m.g)
         m.curvature.observe(m.g)  # l. 6
         self._descend(m, present)  # l. 5
-        torch._foreach_add_(m.flat.views(m.average.total), m.weights())  # l. 7
+        torch._foreach_add_(m.window_parts, m.weights())  # l. 7
         m.average.count += 1
         m.counters.steps += 1
         if m.average.count >= self.options.cycle_length:  # l. 8; D1
@@ -69,11 +71,13 @@ class QuasiNewton(HistoryOptimizer):
 
     def _may_step(self, m: Memory) -> bool:
         """The one read per step from the device: is the gradient finite, and is there one at all?"""
-        largest, c = float(torch.linalg.vector_norm(m.g, math.inf)), m.counters
-        if math.isfinite(largest):
+        size, c = float(m.g.dot(m.g)), m.counters
+        if not math.isfinite(size) or size == 0.0:  # an exact look, where the square may have over- or underflowed
+            size = float(torch.linalg.vector_norm(m.g, math.inf))
+        if math.isfinite(size):
             c.nonfinite_in_row = 0
-            # torch.distributed.checkpoint makes state by such a call; it must leave no trace.
-            return largest > 0.0 or any(_is_nonzero(group["lr"]) for group in self.param_groups)
+            # torch.distributed.checkpoint makes state by a call without gradient and lr; it must leave no trace.
+            return size > 0.0 or any(_is_nonzero(group["lr"]) for group in self.param_groups)
         if self.options.on_nonfinite == "raise":
             raise FloatingPointError("the gradient holds inf or nan; nothing was changed (on_nonfinite='raise')")
         c.nonfinite += 1  # D9
@@ -97,10 +101,10 @@ class QuasiNewton(HistoryOptimizer):
                 d, scale = d.mul_(scale), 1.0
         else:
             roots = [(group["lr"] * multiplier) ** 0.5 for group in groups]
-            _scale_parts(m.flat.views(m.g), roots)
+            _scale_parts(m.g_parts, roots)
             d, scale = direction(m.g, m.pairs, m.scaling, out=m.d), 1.0
-            _scale_parts(m.flat.views(d), roots)
-        weights, steps = m.weights(), m.flat.views(d)
+            _scale_parts(m.d_parts, roots)
+        weights, steps = m.weights(), m.d_parts
         for i in present:
             if groups[i]["weight_decay"] != 0.0:
                 weights[i].mul_(1.0 - groups[i]["lr"] * multiplier * groups[i]["weight_decay"])
