@@ -71,9 +71,7 @@ class QuasiNewton(HistoryOptimizer):
 
     def _may_step(self, m: Memory) -> bool:
         """The one read per step from the device: is the gradient finite, and is there one at all?"""
-        size, c = float(m.g.dot(m.g)), m.counters
-        if not math.isfinite(size) or size == 0.0:  # an exact look, where the square may have over- or underflowed
-            size = float(torch.linalg.vector_norm(m.g, math.inf))
+        size, c = _size(m.g), m.counters
         if math.isfinite(size):
             c.nonfinite_in_row = 0
             # torch.distributed.checkpoint makes state by a call without gradient and lr; it must leave no trace.
@@ -114,7 +112,7 @@ class QuasiNewton(HistoryOptimizer):
 
     def _judge(self, m: Memory, candidate: Tensor) -> tuple[Tensor | None, Tensor | None, bool]:
         """(losses at the candidate, at the anchor, is it rejected?) (l. 12)"""
-        if not math.isfinite(float(torch.linalg.vector_norm(candidate, math.inf))):
+        if not math.isfinite(_size(candidate)):
             return None, None, True
         if self._monitor is None or self.options.acceptance is None:
             if self.options.acceptance is not None:
@@ -189,6 +187,14 @@ class QuasiNewton(HistoryOptimizer):
         if m.accepted is not None:
             m.accepted.copy_(m.anchor)
         c.skips_in_row = c.nonfinite_in_row = 0
+
+
+def _size(vector: Tensor) -> float:
+    """A number that is zero, or not finite, exactly if the vector is; one pass, one read from the device."""
+    square = float(vector.dot(vector))
+    if math.isfinite(square) and square > 0.0:
+        return square
+    return float(torch.linalg.vector_norm(vector, math.inf))  # the square may have over- or underflowed
 
 
 def _is_nonzero(lr: float | Tensor) -> bool:

@@ -1,0 +1,86 @@
+"""Parameters as one vector: any shapes and dtypes, there and back without loss, and few reads from the device."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from adaqn.optim.flat import FlatParameters
+from oracles import NoisyValley, Vector, quiet, run
+
+SHAPES = st.lists(st.lists(st.integers(0, 4), max_size=3).map(tuple), min_size=1, max_size=6)
+DTYPES = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64])
+
+
+def tensors(shapes, dtypes):
+    return [torch.randn(shape, dtype=torch.complex64).to(dtype) if dtype.is_complex else torch.randn(shape).to(dtype)
+            for shape, dtype in zip(shapes, dtypes, strict=False)]  # fmt: skip
+
+
+@given(SHAPES, st.lists(DTYPES, min_size=6, max_size=6), st.integers(1, 3))
+def test_gather_and_scatter_are_inverse_for_all_shapes_and_dtypes(shapes, dtypes, rows):
+    params = [torch.nn.Parameter(t) for t in tensors(shapes, dtypes)]
+    flat = FlatParameters(params)
+    before = [p.detach().clone() for p in params]
+    vector = flat.gather(flat.new())
+    with flat.swapped(flat.new(), backup=flat.new()):
+        assert all(p.count_nonzero() == 0 for p in params)
+    assert all(torch.equal(p, b) for p, b in zip(params, before, strict=True))
+    flat.scatter(vector)
+    assert all(torch.equal(p, b) for p, b in zip(params, before, strict=True))
+    stacked = flat.new(rows)
+    for view, p in zip(flat.views(stacked), params, strict=True):
+        assert view.shape == (rows, *p.shape, *([2] if p.is_complex() else []))
+        view.fill_(1.0)
+    assert stacked.sum() == stacked.numel()
+
+
+@given(SHAPES, st.data())
+def test_gradients_arrive_where_their_parameters_are_and_missing_ones_are_zero(shapes, data):
+    params = [torch.nn.Parameter(torch.zeros(shape)) for shape in shapes]
+    flat = FlatParameters(params)
+    given_ones = [i for i in range(len(params)) if data.draw(st.booleans())]
+    for i in given_ones:
+        params[i].grad = torch.full_like(params[i], i + 1.0)
+    vector = flat.new().fill_(-7.0)
+    assert flat.gather_gradients(flat.views(vector)) == given_ones
+    for i, view in enumerate(flat.views(vector)):
+        assert (view == (i + 1.0 if i in given_ones else 0.0)).all()
+
+
+class Reads(TorchDispatchMode):
+    """Counts every value that Python takes out of a tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += "_local_scalar_dense" in str(func) or "is_nonzero" in str(func) or "item" in str(func)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("options", [{}, {"scaling": "adam"}, {"history_dtype": torch.bfloat16}, {"maximize": True}])
+@pytest.mark.parametrize("tensor_lr", [False, True])
+def test_one_value_is_read_from_the_device_per_step(options, tensor_lr):
+    problem = NoisyValley()
+    model = Vector(problem.w0)
+    lr = torch.tensor(0.01, dtype=torch.float64) if tensor_lr else 0.01
+    opt = quiet(model.parameters(), lr=lr, cycle_length=4, **options)
+    run(opt, model, problem, range(20))
+    assert opt.stats.pairs > 0
+    for k in range(20, 23):  # the steps of a cycle but its last
+        model.set_gradient(problem.gradient(model.vector(), k))
+        with Reads() as reads:
+            opt.step()
+        assert reads.count == 1
+
+
+def test_a_gradient_whose_square_overflows_or_underflows_is_a_gradient():
+    for size in (1e30, 1e-30):
+        w = torch.nn.Parameter(torch.ones(3))
+        opt = quiet([w], lr=0.1, scaling="adam")
+        w.grad = torch.full((3,), size)
+        opt.step()
+        assert (opt.stats.steps, opt.stats.nonfinite) == (1, 0)
