@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from adaqn.core.history import Pairs
@@ -50,21 +49,16 @@ def gram(g: Tensor, pairs: Pairs, h0: InitialScaling, out: Tensor, reduce: Reduc
 
         R a = S g        r = H0 (g − Yᵀa)        Rᵀ c = D a − Y r        d = r + Sᵀ c
 
-    Nothing is read back by the host. The systems are solved by plain substitution in float64,
-    without regularisation. Nearly parallel pairs do no harm: their R is close to a triangle of
-    equal numbers, whose inverse has no large entry. Pairs whose R could not be solved without
-    overflow are never in memory together (:class:`adaqn.core.history.Pairs`).
+    R changes only when a pair is stored, and so :class:`adaqn.core.history.Pairs` keeps its inverse,
+    found by substitution in float64, without regularisation. Nothing is read back by the host.
+    Nearly parallel pairs do no harm: their R is close to a triangle of equal numbers, whose inverse
+    has no large entry. Pairs whose R could not be inverted without overflow are never in memory
+    together.
     """
     if len(pairs) == 0:
         return h0.apply(g, out)
-    S, Y, R = pairs.S, pairs.Y, pairs.R
-    a = _solve(R, reduce(dots(S, g))[pairs.order], upper=True)
-    q = add_combination(g, Y, -a[pairs.by_slot])
-    r = h0.apply(q, out)
-    c = _solve(R.T, pairs.D * a - reduce(dots(Y, r))[pairs.order], upper=False)
-    return add_combination(r, S, c[pairs.by_slot])
-
-
-def _solve(triangle: Tensor, rhs: Tensor, *, upper: bool) -> Tensor:
-    solution: Tensor = torch.linalg.solve_triangular(triangle, rhs[:, None], upper=upper)
-    return solution[:, 0]
+    S, Y, R_inverse = pairs.S, pairs.Y, pairs.inverse
+    a = R_inverse.mv(reduce(dots(S, g)))
+    r = h0.apply(add_combination(g, Y, -a), out)
+    c = R_inverse.t().mv(pairs.D * a - reduce(dots(Y, r)))
+    return add_combination(r, S, c)

@@ -65,8 +65,9 @@ class Pairs:
     """Curvature pairs, with S·Yᵀ kept up to date at one product per stored pair.
 
     ``gram[i, j]`` is s_i·y_j by slot, in float64. What a direction needs of it changes only when a
-    pair is stored, so it is prepared then: ``order`` (slots by age) and ``R``, the upper triangle
-    of s_i·y_j by age. Where R has no inverse within the range of numbers, the new pair stays alone.
+    pair is stored, so it is prepared then: with R the upper triangle of s_i·y_j by age, ``inverse`` is
+    R⁻¹ with its rows and columns by slot, found by substitution in float64, and ``D`` the s_i·y_i. Where
+    R has no inverse within the range of numbers, the new pair stays alone.
     """
 
     def __init__(self, s: Tensor, y: Tensor, gram: Tensor, reduce: Reduce = local) -> None:
@@ -118,16 +119,16 @@ class Pairs:
         self._prepare()
 
     def _is_solvable(self) -> bool:
-        identity = torch.eye(len(self), dtype=torch.float64, device=self.gram.device)
-        inverse = torch.linalg.solve_triangular(self.R, identity, upper=True)
-        return bool((inverse.abs() < LARGEST_INVERSE).all())  # false for nan as well
+        return bool((self.inverse.abs() < LARGEST_INVERSE).all())  # false for nan as well
 
     def _prepare(self) -> None:
-        order = self._s.order
-        self.order = torch.tensor(order, dtype=torch.long, device=self.gram.device)
-        self.by_slot = torch.argsort(self.order)
-        self.R = self.gram[self.order][:, self.order].triu()
-        self.D = self.R.diagonal()
+        order = torch.tensor(self._s.order, dtype=torch.long, device=self.gram.device)
+        self.R = self.gram[order][:, order].triu()
+        identity = torch.eye(len(self), dtype=torch.float64, device=self.gram.device)
+        inverse: Tensor = torch.linalg.solve_triangular(self.R, identity, upper=True)
+        by_slot = torch.argsort(order)
+        self.inverse = inverse[by_slot][:, by_slot].contiguous()
+        self.D = self.gram.diagonal()[: len(self)].clone()
 
 
 class Average:
