@@ -64,7 +64,7 @@ def test_forward_mode_and_double_backward_agree(kind):
         return per_example(functional_call(model, dict(zip(names, params, strict=True)), (x,)), target)
 
     with torch.enable_grad():
-        (value, js), (again, js_again) = _forward_mode(losses, w, s), _double_backward(losses, w, s)
+        (value, js, _), (again, js_again, _) = _forward_mode(losses, w, s), _double_backward(losses, w, s)
     torch.testing.assert_close(js, js_again)
     torch.testing.assert_close(value, again)
 

@@ -100,7 +100,9 @@ PerExample = Callable[[Sequence[Tensor]], Tensor]
 """Parameters → a 1-D tensor of losses, one per example."""
 
 
-def empirical_fisher_product(losses: PerExample, w: Sequence[Tensor], s: Sequence[Tensor]) -> list[Tensor]:
+def empirical_fisher_product(
+    losses: PerExample, w: Sequence[Tensor], s: Sequence[Tensor], out: Sequence[Tensor] | None = None
+) -> list[Tensor]:
     """(1/|H|) Jᵀ(J s) with J the Jacobian of the per-example losses at w: no per-example gradient.
 
     One pass in forward mode gives J s, one backward pass through the same graph gives the rest.
@@ -112,34 +114,41 @@ def empirical_fisher_product(losses: PerExample, w: Sequence[Tensor], s: Sequenc
     >>> torch.allclose(y, x.T @ (x @ s) / 2)
     True
     """
-    w = [p.detach().requires_grad_() for p in w]
     with torch.enable_grad():
         try:
-            value, js = _forward_mode(losses, w, s)
+            value, js, leaves = _forward_mode(losses, w, s)
         except NotImplementedError:
-            value, js = _double_backward(losses, w, s)
-        gradients = torch.autograd.grad(value, w, js / value.numel(), allow_unused=True)
-    return [torch.zeros_like(p) if y is None else y for p, y in zip(w, gradients, strict=True)]
+            value, js, leaves = _double_backward(losses, w, s)
+    y = [torch.zeros_like(p) for p in w] if out is None else [tensor.zero_() for tensor in out]
+    for leaf, gradient in zip(leaves, y, strict=True):
+        leaf.grad = gradient
+    # Into .grad, which autograd adds to in place, layer by layer: there is never a second set of gradients.
+    torch.autograd.backward(value, js / value.numel(), inputs=leaves)
+    return y
 
 
-def _forward_mode(losses: PerExample, w: Sequence[Tensor], s: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def _forward_mode(losses: PerExample, w: Sequence[Tensor], s: Sequence[Tensor]) -> tuple[Tensor, Tensor, list[Tensor]]:
     ad = torch.autograd.forward_ad
     with ad.dual_level():
-        pairs = zip(w, s, strict=True)
-        dual = losses([ad.make_dual(p, tangent.to(p.dtype)) for p, tangent in pairs])  # type: ignore[no-untyped-call]
-        value, js = ad.unpack_dual(dual)  # type: ignore[no-untyped-call]
+        # The duals are the leaves: a node between leaf and layer would run last, with all gradients alive.
+        duals = (ad.make_dual(p.detach(), t.to(p.dtype)) for p, t in zip(w, s, strict=True))  # type: ignore[no-untyped-call]
+        leaves = [dual.requires_grad_() for dual in duals]
+        value, js = ad.unpack_dual(losses(leaves))  # type: ignore[no-untyped-call]
         _check_per_example(value)
-        return value, torch.zeros_like(value) if js is None else js.detach().clone()
+        return value, torch.zeros_like(value) if js is None else js.detach().clone(), leaves
 
 
-def _double_backward(losses: PerExample, w: Sequence[Tensor], s: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    value = losses(w)
+def _double_backward(
+    losses: PerExample, w: Sequence[Tensor], s: Sequence[Tensor]
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    leaves = [p.detach().requires_grad_() for p in w]
+    value = losses(leaves)
     _check_per_example(value)
     v = torch.zeros_like(value, requires_grad=True)
-    jv = torch.autograd.grad(value, w, v, create_graph=True, allow_unused=True)
+    jv = torch.autograd.grad(value, leaves, v, create_graph=True, allow_unused=True)
     used = [(z, tangent.to(z.dtype)) for z, tangent in zip(jv, s, strict=True) if z is not None]
     (js,) = torch.autograd.grad([z for z, _ in used], v, [t for _, t in used], retain_graph=True)
-    return value, js
+    return value, js, leaves
 
 
 def _check_per_example(losses: Tensor) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from adaqn.core.products import Reduce, dots, local
+from adaqn.core.products import Reduce, dots, local, round_to
 
 LARGEST_INVERSE = 1e150
 """Entries of R⁻¹ beyond this would overflow in a direction."""
@@ -97,11 +97,12 @@ class Pairs:
         return self._s.start
 
     def push(self, s: Tensor, y: Tensor) -> None:
+        """Store copies; y comes back rounded as it was stored."""
         slot = self._s.push(s)
         self._y.push(y)
+        round_to(self.Y.dtype, y)
         # Only s_i·y_j with j the younger of the two is ever used: the new y against all s.
-        stored = self._y.data[slot].to(y.dtype)
-        self.gram[: len(self), slot] = self._reduce(dots(self.S, stored))
+        self.gram[: len(self), slot] = self._reduce(dots(self.S, y))
         self._prepare()
         if len(self) > 1 and not self._is_solvable():
             self.clear()

@@ -15,8 +15,8 @@ from torch import Tensor
 Reduce = Callable[[Tensor], Tensor]
 """Sums a small tensor of partial products over all processes; the identity for one process."""
 
-_COLUMNS_ON_CPU = 1 << 16
-_COLUMNS_ELSEWHERE = 1 << 22  # a cache is not the point there: fewer, larger kernels are
+_BLOCK_ON_CPU = 1 << 19  # elements of a widened block: 2 MiB, which stays in the cache
+_BLOCK_ELSEWHERE = 1 << 25  # a cache is not the point there: fewer, larger kernels are
 
 
 def local(partial: Tensor) -> Tensor:
@@ -29,8 +29,8 @@ def dots(rows: Tensor, v: Tensor) -> Tensor:
     if rows.dtype == v.dtype:
         return rows.mv(v).double()
     total = torch.zeros(rows.shape[0], dtype=torch.float64, device=rows.device)
-    for block in _column_blocks(rows):
-        total += rows[:, block].to(v.dtype).mv(v[block])
+    for block, wide in _widened(rows, v.dtype):
+        total += wide.mv(v[block])
     return total
 
 
@@ -39,12 +39,26 @@ def add_combination(out: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
     weights = weights.to(out.dtype)
     if rows.dtype == out.dtype:
         return out.addmv_(rows.t(), weights)
-    for block in _column_blocks(rows):
-        out[block].addmv_(rows[:, block].to(out.dtype).t(), weights)
+    for block, wide in _widened(rows, out.dtype):
+        out[block].addmv_(wide.t(), weights)
     return out
 
 
-def _column_blocks(rows: Tensor) -> Iterator[slice]:
-    width = _COLUMNS_ON_CPU if rows.device.type == "cpu" else _COLUMNS_ELSEWHERE
+def round_to(dtype: torch.dtype, v: Tensor) -> None:
+    """v ← v as it reads back from storage in that dtype; in pieces, so that no second vector is made."""
+    if v.dtype != dtype:
+        for piece in torch.split(v, _block_size(v)):
+            piece.copy_(piece.to(dtype))
+
+
+def _widened(rows: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
+    """Blocks of columns in another dtype, in one buffer that is used again and again."""
+    width = min(rows.shape[1], max(1, _block_size(rows) // max(1, rows.shape[0])))
+    buffer = torch.empty(rows.shape[0], width, dtype=dtype, device=rows.device)
     for start in range(0, rows.shape[1], width):
-        yield slice(start, start + width)
+        part = rows[:, start : start + width]
+        yield slice(start, start + width), buffer[:, : part.shape[1]].copy_(part)
+
+
+def _block_size(tensor: Tensor) -> int:
+    return _BLOCK_ON_CPU if tensor.device.type == "cpu" else _BLOCK_ELSEWHERE

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from adaqn.core.curvature import Curvature, empirical_fisher_product
-from adaqn.optim.flat import FlatParameters
+from adaqn.optim.flat import FlatParameters, as_real
 from adaqn.optim.monitor import LossFunction, batch_loss, check_batch, undisturbed
 
 
@@ -73,10 +73,12 @@ class EmpiricalFisher(ModelCurvature):
                 batch,
             )
 
+        views = self.flat.views(out)
+        in_place = all(view.dtype == p.dtype for view, p in zip(views, w, strict=True))
         with undisturbed(self.model):
-            y = empirical_fisher_product(losses, w, tangents)
-        reals = [torch.view_as_real(t) if t.is_complex() else t for t in y]
-        torch._foreach_copy_(self.flat.views(out), reals)
+            y = empirical_fisher_product(losses, w, tangents, views if in_place else None)
+        if not in_place:
+            torch._foreach_copy_(views, [as_real(tensor) for tensor in y])
         return out
 
     def numbers(self) -> dict[str, float]:

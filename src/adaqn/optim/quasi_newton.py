@@ -11,6 +11,7 @@ from torch import Tensor
 
 from adaqn.core.acceptance import NONFINITE_PATIENCE, STEP_RECOVERY, mean_loss
 from adaqn.core.outcome import Outcome
+from adaqn.core.products import round_to
 from adaqn.optim.base import NO_PAIR, HistoryOptimizer, Products
 from adaqn.optim.memory import Memory
 from adaqn.optim.monitor import monitored_loss
@@ -152,8 +153,7 @@ class QuasiNewton(HistoryOptimizer):
     def _offer(self, m: Memory, s: Tensor, y: Tensor) -> tuple[Outcome, Products]:
         """Store the pair if its curvature is good enough (l. 19)."""
         for vector, rows in ((s, m.pairs.S), (y, m.pairs.Y)):
-            if rows.dtype != vector.dtype:  # what is stored is what must pass the test
-                vector.copy_(vector.to(rows.dtype))
+            round_to(rows.dtype, vector)  # what is stored is what must pass the test
         ss, sy, yy = torch.stack([s @ s, s @ y, y @ y]).double().tolist()
         if not self.options.curvature_test(ss, sy, yy, self.options.curvature_eps):
             return Outcome.SKIPPED, (ss, sy, yy)
