@@ -3,6 +3,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
+# Real data beside the project is used by the tests and experiments that can.
+ifneq ($(wildcard ../shared/data/README.md),)
+export ADAQN_DATA ?= $(abspath ../shared/data)
+endif
+
 .PHONY: setup demo test test-slow check lint types docs bench clean
 
 setup: $(STAMP)

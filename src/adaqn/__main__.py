@@ -1,0 +1,5 @@
+"""``python -m adaqn`` is the ``adaqn`` command."""
+
+from adaqn.cli import main
+
+main()

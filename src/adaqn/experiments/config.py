@@ -1,0 +1,108 @@
+"""One run, described completely: what ``config.json`` holds and what makes two runs the same."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from adaqn.experiments.errors import UserError
+from adaqn.experiments.models import CELLS
+
+TASKS = ("char-lm", "word-lm", "pixel-mnist", "addition", "mlp")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Every number of a run. ``None`` is the task's own default, filled in by :meth:`complete`."""
+
+    task: str = "char-lm"
+    data: str = "embedded"
+    model: str = "tanh"
+    layers: int | None = None
+    hidden: int | None = None
+    optimizer: str = "adaqn"
+    lr: float | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    """More options of the optimizer, by name."""
+    seed: int = 0
+    epochs: float = 1.0
+    steps: int | None = None
+    """Overrides ``epochs``."""
+    batch_size: int | None = None
+    length: int | None = None
+    """Symbols per sequence, or steps of the addition problem."""
+    side: int | None = None
+    """Side of the images for pixel-mnist and mlp."""
+    limit: int | None = None
+    """Use only the first so many symbols or training examples."""
+    spread: str = "variance"
+    """How N(0, 0.01) is read: 0.01 as the ``variance`` or as the ``std``."""
+    carry_state: bool = False
+    """Carry the hidden state from one batch to the next, through contiguous text."""
+    clip: float | None = None
+    """Largest norm of the gradient."""
+    monitor_size: int = 128
+    evaluations: int = 1
+    """Evaluations per epoch."""
+    threads: int = 1
+    device: str = "cpu"
+
+    def complete(self) -> RunConfig:
+        """Defaults filled in, everything checked."""
+        if self.task not in TASKS:
+            raise UserError(f"no task called {self.task!r}: give one of {', '.join(TASKS)}")
+        defaults = {key: value for key, value in self._task_defaults().items() if getattr(self, key) is None}
+        config = replace(self, **defaults)
+        config._check()
+        return config
+
+    def _task_defaults(self) -> dict[str, Any]:
+        language = {"hidden": 100 if self.task == "char-lm" else 400, "length": 50, "batch_size": 32}
+        language["layers"] = 2 if self.model in ("lstm", "gru") else 5
+        return {
+            "char-lm": language,
+            "word-lm": language,
+            "pixel-mnist": {"layers": 1, "hidden": 100, "length": 0, "batch_size": 64},
+            "addition": {"layers": 1, "hidden": 100, "length": 50, "batch_size": 64},
+            "mlp": {"layers": 2, "hidden": 100, "length": 0, "batch_size": 64},
+        }[self.task]
+
+    def _check(self) -> None:
+        for name in ("layers", "hidden", "batch_size", "monitor_size", "evaluations", "threads"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("steps", "limit", "side"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("lr", "clip"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise UserError(f"{name} must be a positive number, got {value}")
+        if not (math.isfinite(self.epochs) and self.epochs > 0):
+            raise UserError(f"epochs must be a positive number, got {self.epochs}")
+        if self.model not in CELLS or (self.task == "mlp" and self.model not in ("tanh", "relu")):
+            allowed = CELLS[:2] if self.task == "mlp" else CELLS
+            raise UserError(f"no model called {self.model!r} for {self.task}: give one of {', '.join(allowed)}")
+        if self.spread not in ("variance", "std"):
+            raise UserError(f"spread must be 'variance' or 'std', got {self.spread!r}")
+        if self.carry_state and self.task not in ("char-lm", "word-lm"):
+            raise UserError(f"carry_state is for language models: the sequences of {self.task} are independent")
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(values: dict[str, Any]) -> RunConfig:
+        known = {f.name for f in fields(RunConfig)}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise UserError(f"the configuration has unknown entries {unknown}: written by another version?")
+        return RunConfig(**values)
+
+    def identity(self) -> str:
+        """The same for two runs exactly if their numbers must be the same."""
+        text = json.dumps(self.to_json(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,0 +1,1 @@
+"""Texts and digits: where they come from, and that they are what they should be."""

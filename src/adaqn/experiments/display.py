@@ -1,0 +1,33 @@
+"""Progress on the screen: a bar per run, with its loss and the time that is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from adaqn.experiments.training import Progress as RunProgress
+
+
+@contextmanager
+def progress_bars(labels: Sequence[str], *, quiet: bool = False) -> Iterator[Callable[[int, RunProgress], None]]:
+    """Yields a function to tell (which run, how far)."""
+    console = Console(stderr=True, quiet=quiet)
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, refresh_per_second=4) as bars:
+        tasks = [bars.add_task(label, total=None, loss="  –  ") for label in labels]
+
+        def told(index: int, progress: RunProgress) -> None:
+            bars.update(tasks[index], completed=progress.step, total=progress.steps)
+            if progress.loss is not None:
+                bars.update(tasks[index], loss=f"{progress.loss:.3f}")
+
+        yield told

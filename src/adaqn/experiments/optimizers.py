@@ -1,0 +1,116 @@
+"""Optimizers by name: one line each in one table."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from adaqn import AdaQN, EmpiricalFisher, Monitor
+from adaqn.experiments.errors import UserError
+from adaqn.experiments.tasks import Task
+
+Make = Callable[..., Optimizer]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """How to build an optimizer, and what it is called in a figure."""
+
+    label: str
+    make: Make
+    lr: float
+    """The step size of its own documentation, for runs that were not tuned."""
+    defaults: dict[str, Any] = field(default_factory=dict)
+    needs_closure: bool = False
+    monitored: bool = False
+
+
+def _rival(name: str) -> Make:
+    """An optimizer of pytorch_optimizer, imported when it is asked for."""
+
+    def make(params: Any, **options: Any) -> Optimizer:
+        if importlib.util.find_spec("pytorch_optimizer") is None:
+            raise UserError(f"{name} comes from the package pytorch_optimizer: pip install pytorch_optimizer")
+        import pytorch_optimizer
+
+        optimizer: Optimizer = getattr(pytorch_optimizer, name)(params, **options)
+        return optimizer
+
+    return make
+
+
+def _muon(params: Any, **options: Any) -> Optimizer:
+    """Muon for matrices; vectors and what they belong to go to its AdamW, as its authors do."""
+    params = list(params)
+    groups = [
+        {"params": [p for p in params if p.dim() >= 2], "use_muon": True},
+        {"params": [p for p in params if p.dim() < 2], "use_muon": False, "lr": options.get("lr", 0.02) * 0.05},
+    ]
+    return _rival("Muon")([group for group in groups if group["params"]], **options)
+
+
+TABLE: dict[str, Entry] = {
+    "adaqn": Entry("adaQN", AdaQN, 1e-2, monitored=True),
+    "sgd": Entry("SGD", torch.optim.SGD, 0.1),
+    "momentum": Entry("momentum", torch.optim.SGD, 0.1, {"momentum": 0.9}),
+    "nag": Entry("NAG", torch.optim.SGD, 0.1, {"momentum": 0.9, "nesterov": True}),
+    "adagrad": Entry("Adagrad", torch.optim.Adagrad, 1e-2),
+    "rmsprop": Entry("RMSProp", torch.optim.RMSprop, 1e-3),
+    "adam": Entry("Adam", torch.optim.Adam, 1e-3),
+    "adamw": Entry("AdamW", torch.optim.AdamW, 1e-3),
+    "nadam": Entry("NAdam", torch.optim.NAdam, 2e-3),
+    "lbfgs": Entry("L-BFGS (torch)", torch.optim.LBFGS, 0.1, {"max_iter": 4, "history_size": 10}, needs_closure=True),
+    "soap": Entry("SOAP", _rival("SOAP"), 3e-3),
+    "muon": Entry("Muon", _muon, 0.02),
+    "shampoo": Entry("Shampoo", _rival("ScalableShampoo"), 1e-3),
+}
+
+
+def entry(name: str) -> Entry:
+    if name not in TABLE:
+        raise UserError(f"no optimizer called {name!r}: give one of {', '.join(TABLE)}")
+    return TABLE[name]
+
+
+def make_optimizer(name: str, lr: float | None, options: dict[str, Any], model: nn.Module, task: Task) -> Optimizer:
+    """The optimizer of that name for that model; a monitored one gets a batch of the training split."""
+    chosen = entry(name)
+    given: dict[str, Any] = {"lr": chosen.lr if lr is None else lr, **chosen.defaults, **options}
+    if chosen.monitored:
+        given["monitor"] = Monitor(model, task.losses, task.monitoring_set())
+        if given.get("curvature") == "empirical_fisher":
+            batches = _CurvatureBatches(task)
+            given["curvature"] = EmpiricalFisher(model, task.losses, batches)
+    if isinstance(given.get("betas"), list):
+        given["betas"] = tuple(given["betas"])
+    _check_options(name, chosen, given)
+    try:
+        return chosen.make(model.parameters(), **given)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{name}: {error}") from error
+
+
+class _CurvatureBatches:
+    """Batches of the training split by number, for the empirical Fisher."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    def __iter__(self) -> Any:
+        return (self.task.batch(step) for step in range(self.task.steps_per_epoch))
+
+
+def _check_options(name: str, chosen: Entry, given: dict[str, Any]) -> None:
+    if not inspect.isclass(chosen.make):
+        return
+    known = set(inspect.signature(chosen.make).parameters) - {"self", "params"}
+    unknown = sorted(set(given) - known)
+    if unknown:
+        raise UserError(f"{name} has no option {', '.join(unknown)}: it knows {', '.join(sorted(known))}")

@@ -1,0 +1,238 @@
+"""One run: trained, measured, saved, and resumed bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import adaqn
+from adaqn.experiments.config import RunConfig
+from adaqn.experiments.errors import UserError
+from adaqn.experiments.optimizers import entry, make_optimizer
+from adaqn.experiments.storage import load_checkpoint, read_lines, save_checkpoint, write_atomically, write_json
+from adaqn.experiments.tasks import make_task
+
+CONFIG, METRICS, CHECKPOINT, RESULT = "config.json", "metrics.jsonl", "checkpoint.pt", "result.json"
+CHECKPOINT_VARIABLE = "ADAQN_CHECKPOINT_SECONDS"
+"""Seconds between two checkpoints, if not 30."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Told after every step."""
+
+    step: int
+    steps: int
+    loss: float | None
+    """The mean training loss since the last report; ``None`` where it was not read."""
+
+
+Listener = Callable[[Progress], None]
+
+
+class Run:
+    """A configuration at work. ``folder=None`` keeps everything in memory."""
+
+    def __init__(self, config: RunConfig, folder: Path | None = None, data_dir: Path | None = None) -> None:
+        self.config = config.complete()
+        self.folder = folder
+        torch.set_num_threads(self.config.threads)
+        torch.manual_seed(self.config.seed)
+        self.task = make_task(self.config, data_dir)
+        self.model: nn.Module = self.task.model()
+        self.optimizer = make_optimizer(
+            self.config.optimizer, self.config.lr, self.config.options, self.model, self.task
+        )
+        self.has_pairs = hasattr(self.optimizer, "stats")
+        self.needs_closure = entry(self.config.optimizer).needs_closure
+        self.total = self.config.steps or max(1, round(self.config.epochs * self.task.steps_per_epoch))
+        self.every = max(1, self.task.steps_per_epoch // self.config.evaluations)
+        self.step = 0
+        self.seconds = 0.0
+        self.hidden: Any = None
+        self.loss_sum: Tensor = torch.zeros((), dtype=torch.float64, device=self.config.device)
+        self.pairs_sum = 0
+        self.summed = 0
+        self.metrics: list[dict[str, Any]] = []
+
+    # ------------------------------------------------------------------ training
+
+    def train(self, listener: Listener | None = None) -> dict[str, Any]:
+        """Go on until the last step; returns the result. Interrupted, it saves where it is."""
+        checkpoint_every = float(os.environ.get(CHECKPOINT_VARIABLE, 30.0))
+        if not self.metrics:
+            self._measure()
+        saved = time.monotonic()
+        try:
+            while self.step < self.total:
+                self._one_step()
+                if listener is not None:
+                    listener(Progress(self.step, self.total, self._mean_loss() if self.step % 10 == 0 else None))
+                if self.step % self.every == 0 or self.step == self.total:
+                    self._measure()
+                if time.monotonic() - saved > checkpoint_every:
+                    self.save()
+                    saved = time.monotonic()
+        except KeyboardInterrupt:
+            self.save()
+            raise
+        result = self.result()
+        if self.folder is not None:
+            self.save()
+            write_json(self.folder / RESULT, result)
+        return result
+
+    def _one_step(self) -> None:
+        start = time.perf_counter()
+        x, target = self.task.batch(self.step)
+        hidden = self.hidden if self.task.continues(self.step) else None
+        last: list[Any] = [None, None]
+
+        def closure() -> Tensor:
+            self.optimizer.zero_grad()
+            output = self.model(x, hidden)
+            loss = self.task.losses(output, target).mean()
+            loss.backward()  # type: ignore[no-untyped-call]
+            if self.config.clip is not None:
+                nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+            if last[0] is None:
+                last[:] = [loss.detach(), output[1]]
+            return loss
+
+        if self.needs_closure:
+            self.optimizer.step(closure)  # type: ignore[arg-type]
+        else:
+            closure()
+            self.optimizer.step()
+        self.hidden = detached(last[1]) if self.config.carry_state else None
+        self.step += 1
+        self.loss_sum += last[0]
+        if self.has_pairs:
+            self.pairs_sum += self.optimizer.stats.pairs  # type: ignore[attr-defined]
+        self.summed += 1
+        self.seconds += time.perf_counter() - start
+
+    def _mean_loss(self) -> float | None:
+        return float(self.loss_sum) / self.summed if self.summed else None
+
+    # ------------------------------------------------------------------ measuring
+
+    def _measure(self) -> None:
+        record: dict[str, Any] = {
+            "step": self.step,
+            "epoch": self.step / self.task.steps_per_epoch,
+            "seconds": round(self.seconds, 3),
+            "train_loss": self._mean_loss(),
+        }
+        for split in ("valid", "test"):
+            for name, value in self.task.evaluate(self.model, split).items():
+                record[f"{split}_{name}"] = value
+        stats = getattr(self.optimizer, "stats", None)
+        if stats is not None:
+            record |= {**asdict(stats), "average_memory": self.pairs_sum / max(1, self.summed)}
+            record["optimizer_steps"] = record.pop("steps")
+        self.loss_sum.zero_()
+        self.pairs_sum = self.summed = 0
+        self.metrics.append(record)
+        if self.folder is not None:
+            self._append(record)
+
+    def _append(self, record: dict[str, Any]) -> None:
+        assert self.folder is not None
+        try:
+            with (self.folder / METRICS).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+        except OSError as error:
+            raise UserError(f"cannot write {self.folder / METRICS}: {error.strerror}") from error
+
+    def result(self) -> dict[str, Any]:
+        """The best validation loss, and the test loss at that point and at the end."""
+        finite = [r for r in self.metrics if r["valid_loss"] == r["valid_loss"]]
+        best = min(finite, key=lambda r: r["valid_loss"]) if finite else self.metrics[-1]
+        return {
+            "config": self.config.to_json(),
+            "identity": self.config.identity(),
+            "steps": self.step,
+            "seconds": round(self.seconds, 3),
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+            "unit": self.task.unit,
+            "data_sha256": self.task.sha256,
+            "final": self.metrics[-1],
+            "best": best,
+        }
+
+    # ------------------------------------------------------------------ saving and resuming
+
+    def begin(self) -> None:
+        """Write ``config.json`` into an empty folder."""
+        assert self.folder is not None
+        if (self.folder / CONFIG).exists():
+            raise UserError(f"{self.folder} already holds a run: --resume continues it, or choose another folder")
+        write_json(self.folder / CONFIG, {"run": self.config.to_json(), "made_with": self.surroundings()})
+
+    def surroundings(self) -> dict[str, Any]:
+        """What else a repetition needs to know."""
+        return {
+            "adaqn": adaqn.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "machine": platform.machine(),
+            "threads": self.config.threads,
+            "data_sha256": self.task.sha256,
+            "identity": self.config.identity(),
+        }
+
+    def save(self) -> None:
+        if self.folder is None:
+            return
+        state = {
+            "identity": self.config.identity(),
+            "data_sha256": self.task.sha256,
+            "step": self.step,
+            "seconds": self.seconds,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "hidden": self.hidden,
+            "loss_sum": self.loss_sum,
+            "pairs_sum": self.pairs_sum,
+            "summed": self.summed,
+            "measured": len(self.metrics),
+            "random": torch.get_rng_state(),
+        }
+        save_checkpoint(self.folder / CHECKPOINT, state)
+
+    def resume(self) -> None:
+        """Take up at the last checkpoint; what was measured after it is measured again."""
+        assert self.folder is not None
+        path = self.folder / CHECKPOINT
+        state: dict[str, Any] = load_checkpoint(path) if path.exists() else {"measured": 0}
+        if path.exists():
+            for name, ours in (("identity", self.config.identity()), ("data_sha256", self.task.sha256)):
+                if state.get(name) != ours:
+                    raise UserError(
+                        f"{path} is of another run: its {name} is {state.get(name)}, and this run's is {ours}"
+                    )
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            for name in ("step", "seconds", "hidden", "loss_sum", "pairs_sum", "summed"):
+                setattr(self, name, state[name])
+            torch.set_rng_state(state["random"])
+        self.metrics = read_lines(self.folder / METRICS)[: state["measured"]]
+        kept = "".join(json.dumps(record) + "\n" for record in self.metrics)
+        write_atomically(self.folder / METRICS, kept.encode())
+
+
+def detached(hidden: Any) -> Any:
+    """The hidden state without its graph."""
+    if hidden is None:
+        return None
+    return tuple(h.detach() for h in hidden) if isinstance(hidden, tuple) else hidden.detach()

@@ -1,0 +1,264 @@
+"""A run: the same for the same configuration, saved at any moment, resumed with the same bits."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from adaqn.experiments.config import RunConfig
+from adaqn.experiments.errors import UserError
+from adaqn.experiments.optimizers import TABLE
+from adaqn.experiments.runner import run_all, run_one
+from adaqn.experiments.storage import read_lines
+from adaqn.experiments.tasks import make_task
+from adaqn.experiments.training import CHECKPOINT, METRICS, Run
+
+SMALL = RunConfig(layers=1, hidden=12, limit=12_000, steps=12, batch_size=8, length=20, evaluations=20, lr=0.01)
+TASKS = {
+    "char-lm": SMALL,
+    "word-lm": replace(SMALL, task="word-lm", limit=6_000),
+    "pixel-mnist": replace(SMALL, task="pixel-mnist", limit=200, length=None),
+    "addition": replace(SMALL, task="addition", limit=200, length=10),
+    "mlp": replace(SMALL, task="mlp", limit=200, length=None),
+}
+ADAQN = [sys.executable, "-m", "adaqn"]
+
+
+def without_time(records):
+    return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
+
+
+def weights(folder: Path):
+    return torch.load(folder / CHECKPOINT, weights_only=True)["model"]
+
+
+@pytest.mark.parametrize("task", list(TASKS))
+@pytest.mark.parametrize("optimizer", ["adaqn", "adam"])
+def test_every_task_learns_something(task, optimizer):
+    run = Run(replace(TASKS[task], optimizer=optimizer, steps=60))
+    result = run.train()
+    assert result["final"]["test_loss"] < run.metrics[0]["test_loss"]
+    extra = {
+        "char-lm": "test_bits",
+        "word-lm": "test_perplexity",
+        "pixel-mnist": "test_accuracy",
+        "mlp": "test_accuracy",
+    }
+    assert task == "addition" or extra[task] in result["final"]
+
+
+@pytest.mark.parametrize("model", ["tanh", "relu", "lstm", "gru"])
+@pytest.mark.parametrize("carry_state", [False, True])
+def test_every_cell_trains_with_state_carried_or_reset(model, carry_state):
+    run = Run(replace(SMALL, model=model, carry_state=carry_state, steps=30))
+    run.train()
+    assert run.metrics[-1]["test_loss"] < run.metrics[0]["test_loss"]
+
+
+@pytest.mark.parametrize("optimizer", [name for name in TABLE if name not in ("soap", "muon", "shampoo")])
+def test_every_optimizer_of_the_table_trains(optimizer):
+    run = Run(replace(SMALL, optimizer=optimizer, lr=None, steps=20))
+    run.train()
+    assert run.metrics[-1]["train_loss"] < run.metrics[0]["test_loss"]
+
+
+def test_every_optimizer_sees_the_same_batches_and_starts_from_the_same_weights():
+    first, second = (make_task(replace(SMALL, optimizer=name).complete()) for name in ("adam", "adaqn"))
+    for step in range(70):
+        assert all(torch.equal(a, b) for a, b in zip(first.batch(step), second.batch(step), strict=True))
+    assert all(torch.equal(p, q) for p, q in zip(first.model().parameters(), second.model().parameters(), strict=True))
+
+
+def test_carried_text_is_contiguous():
+    task = make_task(replace(SMALL, carry_state=True).complete())
+    for step in range(3):
+        (x, y), (following, _) = task.batch(step), task.batch(step + 1)
+        assert torch.equal(y[:, -1], following[:, 0])
+        assert torch.equal(x[:, 1:], y[:, :-1])
+    assert not task.continues(0)
+    assert task.continues(1)
+    assert not task.continues(task.steps_per_epoch)
+
+
+def test_the_monitoring_set_is_of_the_training_split():
+    task = make_task(SMALL.complete())
+    rows = {tuple(row) for row in task.splits["train"][0].tolist()}
+    assert all(tuple(row) in rows for row in task.monitoring_set()[0].tolist())
+
+
+def test_weights_are_drawn_with_the_variance_or_the_deviation_of_the_paper():
+    for spread, expected in (("variance", 0.1), ("std", 0.01)):
+        model = make_task(replace(SMALL, hidden=60, spread=spread).complete()).model()
+        assert float(model.cells.weight_hh_l0.detach().std()) == pytest.approx(expected, rel=0.1)
+
+
+@pytest.mark.parametrize("optimizer", ["adaqn", "adam", "lbfgs"])
+@pytest.mark.parametrize("carry_state", [False, True])
+def test_a_resumed_run_has_the_same_bits(tmp_path, optimizer, carry_state):
+    config = replace(SMALL, optimizer=optimizer, carry_state=carry_state, model="lstm", evaluations=7)
+    whole = run_one(config, tmp_path / "whole")
+    for stop in (1, 7, 11):
+        folder = tmp_path / f"stopped-{stop}"
+        run = Run(config, folder)
+        run.begin()
+
+        def interrupt(progress, stop=stop):
+            if progress.step == stop:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            run.train(interrupt)
+        resumed = run_one(config, folder)
+        assert without_time(resumed.metrics) == without_time(whole.metrics)
+        expected = weights(tmp_path / "whole")
+        assert all(torch.equal(value, expected[name]) for name, value in weights(folder).items())
+
+
+def test_killed_at_random_steps_it_ends_with_the_same_bits(tmp_path):
+    """Real SIGKILLs to a real process."""
+    size = ["--layers", "1", "--hidden", "16", "--limit", "20000", "--batch-size", "8"]
+    command = [*ADAQN, "train", *size, "--steps", "400", "--evaluations", "30"]
+    subprocess.run([*command, "--out", tmp_path / "whole"], check=True, capture_output=True)
+    folder, chance = tmp_path / "killed", random.Random(5)
+    environment = {**os.environ, "ADAQN_CHECKPOINT_SECONDS": "0.1"}
+    measured = 0
+    for _ in range(4):
+        measured += chance.randint(20, 90)
+        resume = ["--resume"] if (folder / "config.json").exists() else []
+        process = subprocess.Popen([*command, "--out", folder, *resume], stderr=subprocess.DEVNULL, env=environment)
+        while len(read_lines(folder / METRICS)) < measured:
+            assert process.poll() is None, "it ended before it could be killed"
+        process.kill()
+        process.communicate()
+    assert torch.load(folder / CHECKPOINT, weights_only=True)["step"] < 400
+    subprocess.run([*command, "--out", folder, "--resume"], check=True, capture_output=True)
+    assert without_time(read_lines(folder / METRICS)) == without_time(read_lines(tmp_path / "whole" / METRICS))
+    expected = weights(tmp_path / "whole")
+    assert all(torch.equal(value, expected[name]) for name, value in weights(folder).items())
+
+
+def test_interrupted_it_saves_and_exits_130(tmp_path):
+    command = [*ADAQN, "train", "--steps", "1000000", "--limit", "20000", "--layers", "1", "--out", tmp_path / "run"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "run" / METRICS).exists():
+        time.sleep(0.1)
+    time.sleep(1.5)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert torch.load(tmp_path / "run" / CHECKPOINT, weights_only=True)["step"] > 0
+
+
+def test_a_damaged_checkpoint_is_named_and_left(tmp_path):
+    run = Run(SMALL, tmp_path)
+    run.begin()
+    run.save()
+    path = tmp_path / CHECKPOINT
+    half = path.read_bytes()[:500]
+    path.write_bytes(half)
+    with pytest.raises(UserError, match=r"checkpoint\.pt is damaged.*left in place"):
+        Run(SMALL, tmp_path).resume()
+    assert path.read_bytes() == half
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+    run = Run(SMALL, tmp_path)
+    run.begin()
+    run.save()
+    with pytest.raises(UserError, match="is of another run"):
+        Run(replace(SMALL, lr=0.5), tmp_path).resume()
+
+
+@pytest.mark.parametrize("what", ["full", "gone"])
+def test_a_disk_that_takes_nothing_leaves_the_last_good_checkpoint(tmp_path, what, monkeypatch):
+    run = Run(SMALL, tmp_path)
+    run.begin()
+    run.save()
+    before = (tmp_path / CHECKPOINT).read_bytes()
+    if what == "full":
+
+        def no_space(_):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(os, "fsync", no_space)
+    else:
+        run.folder = Path("/proc/adaqn")
+    with pytest.raises(UserError, match=r"cannot write .*checkpoint\.pt"):
+        run.save()
+    assert (tmp_path / CHECKPOINT).read_bytes() == before
+    assert not list(tmp_path.glob("*.tmp")) + list(tmp_path.glob(".*.tmp"))
+
+
+def test_runs_side_by_side_are_the_runs_one_by_one_and_are_reused(tmp_path):
+    configs = [replace(SMALL, optimizer=name) for name in ("adaqn", "adam", "adagrad")]
+    together = run_all(configs, tmp_path / "together", workers=2)
+    for config, run in zip(configs, together, strict=True):
+        alone = run_one(config, tmp_path / config.optimizer)
+        assert without_time(alone.metrics) == without_time(run.metrics)
+    again = run_all(configs, tmp_path / "together", workers=2)
+    assert [run.metrics for run in again] == [run.metrics for run in together]
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"task": "vision"}, "no task called 'vision': give one of char-lm"),
+        ({"optimizer": "newton"}, "no optimizer called 'newton': give one of adaqn"),
+        ({"model": "transformer"}, "no model called 'transformer'"),
+        ({"task": "mlp", "model": "lstm"}, "no model called 'lstm' for mlp"),
+        ({"lr": -1.0}, r"lr must be a positive number, got -1\.0"),
+        ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"options": {"memory": 3}}, "adaqn has no option memory: it knows"),
+        ({"options": {"memory_size": 0}}, "memory_size must be at least 1"),
+        ({"spread": "wide"}, "spread must be 'variance' or 'std'"),
+        ({"task": "addition", "carry_state": True}, "carry_state is for language models"),
+        ({"limit": 60}, "fewer than one sequence|fewer than one batch"),
+        ({"batch_size": 100_000}, "fewer than one batch of 100000"),
+    ],
+    ids=str,
+)
+def test_mistakes_are_one_clear_error(changes, message):
+    with pytest.raises(UserError, match=message):
+        Run(replace(SMALL, **changes))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "--task", "vision"],
+        ["train", "--optimizer", "newton", "--out", "x"],
+        ["train", "--option", "cycle_length", "--out", "x"],
+        ["train", "--resume", "--out", "nowhere"],
+        ["compare", "--optimizers", "adam:fast"],
+        ["data", "download", "imagenet"],
+        ["nonsense"],
+    ],
+    ids=" ".join,
+)
+def test_the_command_line_has_no_stack_traces(tmp_path, arguments):
+    done = subprocess.run([*ADAQN, *arguments], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stderr.strip()
+
+
+def test_compare_leaves_a_table_and_figures(tmp_path):
+    flags = ["--steps", "20", "--limit", "20000", "--layers", "1", "--hidden", "8", "--seeds", "2"]
+    done = subprocess.run(
+        [*ADAQN, "compare", *flags, "--out", "compared", "--json"], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    printed = json.loads(done.stdout)
+    assert {row["optimizer"] for row in printed["rows"]} == {"adaQN", "Adagrad", "Adam"}
+    assert all(row["seeds"] == 2 for row in printed["rows"])
+    assert (tmp_path / "compared" / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (tmp_path / "compared" / "curves.svg").read_text(encoding="utf-8")
