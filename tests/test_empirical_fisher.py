@@ -188,10 +188,13 @@ def test_bad_uses_are_one_clear_error():
     model, (x, target) = Recurrent("RNN"), batch()
     with pytest.raises(ValueError, match=r"wrap a single one as \[\(inputs, target\)\]"):
         EmpiricalFisher(model, per_example, (x, target))
-    stranger = AdaQN([nn.Parameter(torch.ones(2))], curvature=EmpiricalFisher(model, per_example, [(x, target)]))
-    stranger.param_groups[0]["params"][0].grad = torch.ones(2)
+    curvature = EmpiricalFisher(model, per_example, [(x, target)])
     with pytest.raises(ValueError, match="parameter 0 of the optimizer is not one of the model"):
-        stranger.step()
+        AdaQN([nn.Parameter(torch.ones(2))], curvature=curvature)
+    opt = AdaQN(model.parameters(), curvature=curvature)
+    with pytest.raises(ValueError, match="is not one of the model"):
+        opt.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+    assert len(opt.param_groups) == 1
 
     def run(batches, loss=per_example):
         opt = AdaQN(

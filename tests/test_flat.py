@@ -9,7 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from adaqn.optim.flat import FlatParameters
 from oracles import NoisyValley, Vector, quiet, run
 
-SHAPES = st.lists(st.lists(st.integers(0, 4), max_size=3).map(tuple), min_size=1, max_size=6)
+SHAPES = st.lists(st.lists(st.integers(0, 4), max_size=3).map(tuple), min_size=1, max_size=6).map(
+    lambda shapes: [*shapes[:5], (2,)]
+)
 DTYPES = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64])
 
 
@@ -77,10 +79,28 @@ def test_one_value_is_read_from_the_device_per_step(options, tensor_lr):
         assert reads.count == 1
 
 
-def test_a_gradient_whose_square_overflows_or_underflows_is_a_gradient():
-    for size in (1e30, 1e-30):
-        w = torch.nn.Parameter(torch.ones(3))
-        opt = quiet([w], lr=0.1, scaling="adam")
+def test_a_gradient_whose_square_underflows_is_a_gradient():
+    w = torch.nn.Parameter(torch.ones(3))
+    opt = quiet([w], lr=0.1, scaling="adam")
+    w.grad = torch.full((3,), 1e-30)
+    opt.step()
+    assert (opt.stats.steps, opt.stats.nonfinite) == (1, 0)
+
+
+@pytest.mark.parametrize("scaling", ["adagrad", "adam", "rmsprop"])
+def test_a_gradient_whose_square_overflows_does_not_stop_a_coordinate_for_ever(scaling):
+    w = torch.nn.Parameter(torch.ones(3))
+    opt = quiet([w], lr=0.1, scaling=scaling)
+    for size in (1.0, 1e20, 1.0):
         w.grad = torch.full((3,), size)
         opt.step()
-        assert (opt.stats.steps, opt.stats.nonfinite) == (1, 0)
+    assert (opt.stats.steps, opt.stats.nonfinite) == (2, 1)
+    assert (w.detach() < 0.95).all()
+
+
+def test_only_empty_parameters_are_nothing_to_train():
+    w = torch.nn.Parameter(torch.ones(0))
+    opt = quiet([w])
+    w.grad = torch.ones(0)
+    with pytest.raises(ValueError, match="all parameters are empty"):
+        opt.step()

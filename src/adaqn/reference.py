@@ -15,7 +15,7 @@ F̃, S, Y        ``F``, ``S``, ``Y``: lists of vectors, oldest first
 f_M            ``monitor``
 =============  ===================================================================
 
-D1 to D13 are the decisions where the paper is silent or its pseudo-code is wrong; they are argued
+D1 to D14 are the decisions where the paper is silent or its pseudo-code is wrong; they are argued
 in ``docs/decisions.md``. D10 concerns RES and SDBFGS, which are not in this file.
 """
 
@@ -30,6 +30,7 @@ from torch import Tensor
 
 from adaqn.core.acceptance import NONFINITE_PATIENCE, STEP_RECOVERY, is_rejected
 from adaqn.core.outcome import Outcome
+from adaqn.core.pairs import absolute
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def adaqn(
         k += 1
         outcome: Outcome | None = None
 
-        if not g.isfinite().all():  # D9: before any state is touched
+        if not (g @ g).isfinite():  # D9: before any state is touched
             nonfinite += 1
             if w.isfinite().all() and nonfinite < NONFINITE_PATIENCE:
                 yield Iterate(w.clone(), None, len(S), step_multiplier)
@@ -122,15 +123,17 @@ def adaqn(
             if hasattr(monitor, "advance"):
                 monitor.advance()
                 f_old = monitor(anchor)  # D7: values are never compared across sets
-            f_new = monitor(candidate) if candidate.isfinite().all() else math.inf
-            if (started and is_rejected(f_new, f_old, gamma)) or (not started and not math.isfinite(f_new)):  # l. 12
+            is_number = bool((candidate @ candidate).isfinite())  # D13
+            f_new = monitor(candidate) if is_number else math.inf
+            no_start = not started and not math.isfinite(f_new)  # D5
+            if not is_number or no_start or (started and is_rejected(f_new, f_old, gamma)):  # l. 12
                 outcome = Outcome.REJECTED
+                rejections = rejections + 1 if not S else 0
+                if rejections == reject_patience:  # D11
+                    step_multiplier, rejections = step_multiplier / 2, 0
         w_sum, summed = torch.zeros_like(w), 0  # l. 10
 
         if outcome is Outcome.REJECTED:
-            rejections = rejections + 1 if not S else 0
-            if rejections == reject_patience:  # D11
-                step_multiplier, rejections = step_multiplier / 2, 0
             F, S, Y = [], [], []  # l. 13; D3: G is kept
             w = anchor.clone()  # l. 14; D2: a copy, and the counter goes on
             skips = 0
@@ -144,7 +147,7 @@ def adaqn(
         else:
             s = candidate - anchor  # l. 17
             y = torch.stack([gi * (gi @ s) for gi in F]).sum(0) / (len(F) * batch_size)  # l. 18; D4
-            if s @ y > eps * (s @ s):  # l. 19
+            if absolute(float(s @ s), float(s @ y), float(y @ y), eps):  # l. 19; D14
                 outcome, skips = Outcome.STORED, 0
                 S, Y = [*S, s][-m_L:], [*Y, y][-m_L:]  # l. 20
                 anchor, f_old = candidate, f_new  # l. 21

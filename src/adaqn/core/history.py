@@ -122,6 +122,14 @@ class Pairs:
     def _is_solvable(self) -> bool:
         return bool((self.inverse.abs() < LARGEST_INVERSE).all())  # false for nan as well
 
+    def recompute(self) -> None:
+        """S·Yᵀ anew, where rows were rounded since it was made."""
+        for slot in range(len(self)):
+            y = self.Y[slot].to(torch.promote_types(torch.float32, self.Y.dtype))
+            self.gram[: len(self), slot] = self._reduce(dots(self.S, y))
+        self._prepare()
+
+    @torch.inference_mode(False)
     def _prepare(self) -> None:
         order = torch.tensor(self._s.order, dtype=torch.long, device=self.gram.device)
         self.R = self.gram[order][:, order].triu()

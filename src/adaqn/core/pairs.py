@@ -15,7 +15,7 @@ def absolute(ss: float, sy: float, yy: float, eps: float) -> bool:
     >>> absolute(ss=1.0, sy=2e-4, yy=1.0, eps=1e-4), absolute(ss=1.0, sy=1e-5, yy=1.0, eps=1e-4)
     (True, False)
     """
-    return _usable(sy, yy) and sy > eps * ss
+    return is_usable(sy, yy) and sy > eps * ss
 
 
 def scale_free(ss: float, sy: float, yy: float, eps: float) -> bool:
@@ -27,12 +27,12 @@ def scale_free(ss: float, sy: float, yy: float, eps: float) -> bool:
     >>> scale_free(ss=1.0, sy=1e-9, yy=1e-16, eps=1e-4)
     True
     """
-    return _usable(sy, yy) and sy > eps * math.sqrt(ss) * math.sqrt(yy)
+    return is_usable(sy, yy) and sy > eps * math.sqrt(ss) * math.sqrt(yy)
 
 
-def _usable(sy: float, yy: float) -> bool:
-    # 1/s·y enters the direction: it must be a number, and so must the pair itself.
-    return math.isfinite(sy) and math.isfinite(yy) and sy > 0.0 and math.isfinite(1.0 / sy)
+def is_usable(sy: float, yy: float) -> bool:
+    """May 1/s·y and s·y/y·y be formed at all? No test may store a pair otherwise (D14)."""
+    return all(math.isfinite(value) and value > 0.0 and math.isfinite(1.0 / value) for value in (sy, yy))
 
 
 CURVATURE_TESTS: dict[str, CurvatureTest] = {"absolute": absolute, "scale_free": scale_free}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +20,8 @@ from adaqn.optim.events import CycleEvent, Stats
 from adaqn.optim.flat import FlatParameters, check_one_device
 from adaqn.optim.memory import Counters, Memory, layout, number_names, planned_bytes
 from adaqn.optim.options import Options, check_group
-from adaqn.optim.warm_start import fill_scaling, source_states
+from adaqn.optim.rebuild import rebuilt
+from adaqn.optim.warm_start import check_source, fill_scaling, source_states
 
 UNSTORED_WARNING = 50
 """Cycles in a row without a stored pair after which a warning says that only H0 is at work."""
@@ -28,6 +30,14 @@ MonitorFunction = Callable[[], Any]
 Products = tuple[float | None, float | None, float | None]
 """s·s, s·y and y·y."""
 NO_PAIR: Products = (None, None, None)
+
+
+def frames_to_caller() -> int:
+    """How far up the stack the first line lies that is neither torch's nor ours: where a warning belongs."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("torch", "adaqn"):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 class HistoryOptimizer(Optimizer):
@@ -45,10 +55,15 @@ class HistoryOptimizer(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Also in mid-training: the curvature history then restarts at the next step, and says so."""
-        check_group({**self.defaults, **param_group})
-        super().add_param_group(param_group)
+        group = {**self.defaults, **param_group}
+        check_group(group)
+        scalars = {k: group[k].reshape(()) for k in ("lr", "weight_decay") if isinstance(group[k], Tensor)}
+        super().add_param_group({**param_group, **scalars})
+        everything = [p for group in self.param_groups for p in group["params"]]
         try:
-            check_one_device([p for group in self.param_groups for p in group["params"]])
+            check_one_device(everything)
+            if isinstance(self.options.curvature, ModelCurvature):
+                self.options.curvature.check(everything)
         except ValueError:
             self.param_groups.pop()
             raise
@@ -105,6 +120,8 @@ class HistoryOptimizer(Optimizer):
     @torch.no_grad()
     def reset_history(self) -> None:
         """Start a new history after the weights were changed from outside; H0 and the totals stay."""
+        if self._averaging:
+            raise RuntimeError("reset_history() was called inside averaged(): leave the block first")
         if self._memory is not None:
             self._memory.restart()
             self._anchor_losses = None
@@ -115,6 +132,7 @@ class HistoryOptimizer(Optimizer):
 
         An optimizer's parameters are found by identity, those of a state_dict by their order.
         """
+        check_source(source, self.options.scaling)
         everything = [p for group in self.param_groups for p in group["params"]]
         states = dict(zip(map(id, everything), source_states(source, everything), strict=True))
         m = self._current_memory()
@@ -151,18 +169,11 @@ class HistoryOptimizer(Optimizer):
                 f"the trainable parameters changed (from {len(old.flat.params)} tensors on {old.flat.device} to "
                 f"{len(trainable)} on {trainable[0].device}): the curvature history restarts; H0 keeps what it knows "
                 "of those that stay",
-                stacklevel=4,
+                stacklevel=frames_to_caller(),
             )
-            kept = {id(p): i for i, p in enumerate(old.flat.params)}
-            numbers = [old.scaling.numbers(i) for i in range(len(old.flat.params))]
-            vectors = {name: old.flat.views(v) for name, v in old.scaling.vectors.items()}
-            self._memory = self._new_memory(FlatParameters(trainable), old.counters)
+            counters = old.counters
+            self._memory = rebuilt(old, FlatParameters(trainable), lambda flat: self._new_memory(flat, counters))
             self._anchor_losses = None
-            for i, p in enumerate(trainable):
-                if id(p) in kept:
-                    old.scaling.load_numbers(i, numbers[kept[id(p)]])
-                    for name, pieces in vectors.items():
-                        self._memory.flat.views(old.scaling.vectors[name])[i].copy_(pieces[kept[id(p)]])
         if self._memory is not old:
             self._show_state()
         assert self._memory is not None
@@ -218,7 +229,7 @@ class HistoryOptimizer(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         # torch's own leaves out whatever a subclass adds; what schedulers patch in must stay out.
         own = ("options", "_memory", "_monitor", "_anchor_losses", "_said", "_averaging")
-        return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in own}, "_averaging": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -231,7 +242,7 @@ class HistoryOptimizer(Optimizer):
         """A warning, once per optimizer."""
         if message not in self._said:
             self._said.add(message)
-            warnings.warn(message, stacklevel=6)
+            warnings.warn(message, stacklevel=frames_to_caller())
 
     def _count(self, m: Memory, outcome: Outcome) -> None:
         c = m.counters
@@ -239,7 +250,7 @@ class HistoryOptimizer(Optimizer):
         if outcome is not Outcome.STARTED:
             setattr(c, outcome.value, getattr(c, outcome.value) + 1)
         c.unstored_in_row = 0 if outcome is Outcome.STORED else c.unstored_in_row + 1
-        if c.unstored_in_row == UNSTORED_WARNING:
+        if c.unstored_in_row >= UNSTORED_WARNING:
             self._say(
                 f"{UNSTORED_WARNING} cycles in a row stored no curvature pair, so only H0 is at work. If "
                 "opt.stats shows skipped pairs, use curvature_test='scale_free' (the absolute test depends on the "
@@ -256,7 +267,8 @@ class HistoryOptimizer(Optimizer):
     ) -> None:
         if self.options.on_cycle is None:
             return
-        f_new, f_old = (None if losses is None else mean_loss(losses) for losses in (new, old))
+        sign = -1.0 if self.options.maximize else 1.0
+        f_new, f_old = (None if losses is None else sign * mean_loss(losses) for losses in (new, old))
         c, (ss, sy, yy) = m.counters, products
         event = CycleEvent(c.steps, c.cycles, outcome, f_new, f_old, ss, sy, yy, len(m.pairs), c.step_multiplier)
         self.options.on_cycle(event)

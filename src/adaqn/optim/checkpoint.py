@@ -7,6 +7,7 @@ taken out before torch sees it and copied into our buffers afterwards.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from torch import Tensor
@@ -52,8 +53,13 @@ def check(entries: list[Entry], flat: FlatParameters, plan: Layout, numbers: set
             shapes["accepted"] = tuple(shape)
         for name, ours in shapes.items():
             _check_tensor(index, name, entry[name], ours)
-        _check_range(index, "pairs_size", entry["pairs_size"], memory_size)
-        _check_range(index, "pairs_start", entry["pairs_start"], memory_size - 1)
+        for name in sorted(numbers):
+            _check_number(index, name, entry[name])
+        fisher_size = rows["fisher"][0] if "fisher" in rows else None
+        for ring, size in (("pairs", memory_size), ("curvature", fisher_size)):
+            if size is not None and f"{ring}_size" in entry:
+                _check_range(index, f"{ring}_size", entry[f"{ring}_size"], size)
+                _check_range(index, f"{ring}_start", entry[f"{ring}_start"], size - 1)
 
 
 def _check_tensor(index: int, name: str, saved: Any, ours: tuple[int, ...]) -> None:
@@ -63,6 +69,17 @@ def _check_tensor(index: int, name: str, saved: Any, ours: tuple[int, ...]) -> N
         raise ValueError(
             f"the saved {name!r} of parameter {index} has shape {tuple(saved.shape)}, and this optimizer's "
             f"is {ours}: use the model, memory_size and fisher_size that it was saved with"
+        )
+
+
+def _check_number(index: int, name: str, saved: Any) -> None:
+    try:
+        usable = math.isfinite(float(saved)) and float(saved) >= 0
+    except (TypeError, ValueError):
+        usable = False
+    if not usable:
+        raise ValueError(
+            f"the saved {name!r} of parameter {index} is {saved!r}, not a number of at least 0: corrupt state"
         )
 
 
@@ -79,3 +96,5 @@ def restore(memory: Memory, entries: list[Entry]) -> None:
         for name, ours in tensors.items():
             ours.copy_(entry[name])
     memory.load_numbers(entries)
+    if any(entry["pairs_s"].dtype != memory.pairs.S.dtype for entry in entries):
+        memory.pairs.recompute()

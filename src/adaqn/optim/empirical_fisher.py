@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from adaqn.core.curvature import Curvature, empirical_fisher_product
 from adaqn.optim.flat import FlatParameters, as_real
-from adaqn.optim.monitor import LossFunction, batch_loss, check_batch, undisturbed
+from adaqn.optim.monitor import LossFunction, batch_loss, check_batch, precision, undisturbed
 
 
 class ModelCurvature(Curvature):
@@ -20,6 +20,9 @@ class ModelCurvature(Curvature):
     def attach(self, flat: FlatParameters) -> None:
         """The optimizer's parameters, in the order of the vector."""
         self.flat = flat
+
+    def check(self, params: Sequence[Tensor]) -> None:
+        """Raise if the model does not have these parameters."""
 
 
 class EmpiricalFisher(ModelCurvature):
@@ -51,18 +54,23 @@ class EmpiricalFisher(ModelCurvature):
 
     def attach(self, flat: FlatParameters) -> None:
         super().attach(flat)
+        self.check(flat.params)
         names = {id(p): name for name, p in self.model.named_parameters()}
-        strangers = [i for i, p in enumerate(flat.params) if id(p) not in names]
+        self.names = [names[id(p)] for p in flat.params]
+
+    def check(self, params: Sequence[Tensor]) -> None:
+        known = {id(p) for p in self.model.parameters()}
+        strangers = [i for i, p in enumerate(params) if id(p) not in known]
         if strangers:
             raise ValueError(
                 f"parameter {strangers[0]} of the optimizer is not one of the model given to "
                 "EmpiricalFisher: give it the unwrapped module that is trained"
             )
-        self.names = [names[id(p)] for p in flat.params]
 
     @torch.no_grad()
     def product(self, s: Tensor, candidate: Tensor, out: Tensor) -> Tensor:
-        batch = self._next_batch()
+        with undisturbed(self.model):  # a shuffling loader draws from the global random state
+            batch = self._next_batch()
         w, tangents = self._like_parameters(candidate), self._like_parameters(s)
 
         def losses(params: Sequence[Tensor]) -> Tensor:
@@ -75,7 +83,7 @@ class EmpiricalFisher(ModelCurvature):
 
         views = self.flat.views(out)
         in_place = all(view.dtype == p.dtype for view, p in zip(views, w, strict=True))
-        with undisturbed(self.model):
+        with undisturbed(self.model), precision(self.model, None):
             y = empirical_fisher_product(losses, w, tangents, views if in_place else None)
         if not in_place:
             torch._foreach_copy_(views, [as_real(tensor) for tensor in y])
@@ -99,7 +107,7 @@ class EmpiricalFisher(ModelCurvature):
         if self._iterator is None:
             self._iterator = iter(self.batches)
             for _ in range(self.position):
-                next(self._iterator)
+                next(self._iterator, None)
         batch = next(self._iterator, None)
         if batch is None:
             self._iterator, self.position = iter(self.batches), 0

@@ -28,15 +28,20 @@ class FlatParameters:
             self.shapes.append(as_real(p).shape)
         self.sizes = [shape.numel() for shape in self.shapes]
         self.n = sum(self.sizes)
+        if self.n == 0:
+            raise ValueError("all parameters are empty: there is nothing to train")
+        self._kinds = [_kind(p) for p in self.params]
 
     def covers(self, params: Sequence[Tensor]) -> bool:
-        """Are these exactly the parameters in here, and still where they were?"""
-        pairs = zip(params, self.params, strict=False)
-        return len(params) == len(self.params) and all(p is q and p.device == self.device for p, q in pairs)
+        """Are these exactly the parameters in here, and still what they were?"""
+        if len(params) != len(self.params):
+            return False
+        return all(p is q and _kind(p) == k for p, q, k in zip(params, self.params, self._kinds, strict=True))
 
     def new(self, *rows: int, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Tensor:
-        """Zeros of shape (*rows, n)."""
-        return torch.zeros(*rows, self.n, dtype=dtype or self.dtype, device=device or self.device)
+        """Zeros of shape (*rows, n), ordinary tensors also where inference mode is on."""
+        with torch.inference_mode(False):
+            return torch.zeros(*rows, self.n, dtype=dtype or self.dtype, device=device or self.device)
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """``flat``, of shape (..., n), as one view per parameter of shape (..., *shape)."""
@@ -95,6 +100,10 @@ def check_one_device(params: Sequence[Tensor]) -> None:
             f"the parameters lie on several devices ({', '.join(devices)}), and one quasi-Newton "
             "matrix spans them all: move the model to one device, or give each part its own optimizer"
         )
+
+
+def _kind(p: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
+    return p.shape, p.dtype, p.device
 
 
 def as_real(tensor: Tensor) -> Tensor:

@@ -44,6 +44,7 @@ class Counters:
         """Begin a new history; totals go on."""
         self.started = self.skips_in_row = self.rejections_in_row = 0
         self.nonfinite_in_row = self.unstored_in_row = 0
+        self.step_multiplier = 1.0
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class Precision:
 class Memory:
     """Buffers, rings and counters for the parameters in ``flat``."""
 
+    @torch.inference_mode(False)
     def __init__(
         self,
         flat: FlatParameters,
@@ -121,6 +123,18 @@ class Memory:
         if self.master is not None:
             self.master.copy_(vector)
 
+    def update_scaling(self, present: list[int]) -> None:
+        """Show H0 the gradient; what it knows of parameters without one stays as it is."""
+        missing = sorted(set(range(len(self.flat.params))) - set(present))
+        views = [self.flat.views(vector)[i] for vector in self.scaling.vectors.values() for i in missing]
+        before = [view.clone() for view in views]
+        numbers = [self.scaling.numbers(i) for i in missing]
+        self.scaling.update(self.g)
+        for view, value in zip(views, before, strict=True):
+            view.copy_(value)
+        for i, values in zip(missing, numbers, strict=True):
+            self.scaling.load_numbers(i, values)
+
     def clear_history(self) -> None:
         self.pairs.clear()
         self.scaling.on_cleared()
@@ -141,7 +155,8 @@ class Memory:
         if self.accepted is None:
             # After a skip the anchor is older than the last candidate, which is gone.
             known = self.counters.started and not self.counters.skips_in_row
-            self.buffers["accepted"] = self.anchor.clone() if known else self.flat.gather(self.flat.new())
+            accepted = self.flat.new()
+            self.buffers["accepted"] = accepted.copy_(self.anchor) if known else self.flat.gather(accepted)
         return self.buffers["accepted"]
 
     def per_parameter(self) -> list[dict[str, Any]]:

@@ -59,7 +59,8 @@ class AdaQN(QuasiNewton):
         curvature_test: ``"absolute"`` (the paper's s·y > ε s·s), ``"scale_free"`` (s·y > ε‖s‖‖y‖), or a function
             ``(ss, sy, yy, eps) -> bool``.
         acceptance: ``"factor"``, ``"relative"`` (the same test in the paper's other form, D12), ``"none"``, or
-            a function ``(new, old) -> rejected`` of the losses at both points.
+            a function ``(new, old) -> rejected`` of the losses at both points, tensors to be made small (negated if
+            ``maximize``).
         anchor_patience: skips in a row after which the anchor moves on all the same (D6); ``None`` never.
         reject_patience: rejections in a row with an empty memory after which the steps are halved (D11);
             ``None`` never.
@@ -68,7 +69,8 @@ class AdaQN(QuasiNewton):
         direction: ``"gram"`` or ``"two_loop"``: the same numbers, the second slower and as printed.
         history_dtype, fisher_dtype: ``torch.bfloat16`` halves the memory of the pairs, of F̃.
         fisher_device: where F̃ lives, for instance ``"cpu"``; by default beside the parameters.
-        master_weights: keep float32 copies of bfloat16 or float16 parameters, and step on those.
+        master_weights: keep float32 copies of bfloat16 or float16 parameters, and step on those. After changing
+            the weights yourself call ``reset_history()``: the copies would undo the change.
         weight_decay: decoupled, as in AdamW.
         maximize: maximize the objective; the monitor then returns what is to be large.
         on_cycle: called with a :class:`adaqn.CycleEvent` at the end of each cycle.

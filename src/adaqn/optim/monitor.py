@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,8 @@ class Monitor:
 
     The batch must come from the training split: accepting steps by validation or test data would
     make every comparison dishonest. A hundred examples or so are enough.
+
+    To change the batch, assign a new monitor to ``opt.monitor``: it keeps the loss at the anchor until then.
 
     Evaluation has no side effects: no gradients, eval mode (each module's own mode comes back
     afterwards), torch's random state and the model's buffers untouched, and autocast as given here
@@ -54,8 +57,13 @@ class Monitor:
             return monitored_loss(lambda: batch_loss(self.model, self.loss_fn, self.batch))
 
     def _precision(self) -> torch.autocast:
-        device = next((p.device.type for p in self.model.parameters()), "cpu")
-        return torch.autocast(device, dtype=self.autocast, enabled=self.autocast is not None)
+        return precision(self.model, self.autocast)
+
+
+def precision(model: nn.Module, autocast: torch.dtype | None) -> torch.autocast:
+    """Autocast with that dtype, or none, whatever the caller has; never with weights that the caller's has cached."""
+    device = next((p.device.type for p in model.parameters()), "cpu")
+    return torch.autocast(device, dtype=autocast, enabled=autocast is not None, cache_enabled=False)
 
 
 def batch_loss(model: Callable[..., Any], loss_fn: LossFunction, batch: Any) -> Tensor:
@@ -79,8 +87,12 @@ def check_batch(batch: Any) -> None:
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Eval mode within the block; modes, buffers and torch's random state as before after it."""
     modes = [(module, module.training) for module in model.modules()]
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    devices = {buffer.device for buffer, _ in buffers} | {p.device for p in model.parameters()}
+    buffers = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
+    devices = {buffer.device for _, _, buffer, _ in buffers} | {p.device for p in model.parameters()}
     with _random_state_kept(devices):
         model.eval()
         try:
@@ -89,8 +101,8 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
             for module, training in modes:
                 module.training = training
             with torch.no_grad():
-                for buffer, value in buffers:
-                    buffer.copy_(value)
+                for module, name, buffer, value in buffers:
+                    module._buffers[name] = buffer.copy_(value)
 
 
 def _random_state_kept(devices: set[torch.device]) -> Any:
@@ -104,7 +116,7 @@ def _random_state_kept(devices: set[torch.device]) -> Any:
 def monitored_loss(monitor: Callable[[], Any]) -> Tensor:
     """Call a monitor of any make; returns a detached scalar or 1-D tensor, float32 or wider."""
     loss = monitor()
-    if isinstance(loss, int | float):
+    if isinstance(loss, numbers.Real):
         return torch.tensor(float(loss), dtype=torch.float64)
     if not isinstance(loss, Tensor):
         raise TypeError(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import numbers
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -14,7 +17,7 @@ from adaqn.core.acceptance import Acceptance, FactorTest, RelativeTest
 from adaqn.core.curvature import AccumulatedFisher, Curvature
 from adaqn.core.direction import Direction, gram, two_loop
 from adaqn.core.pairs import CURVATURE_TESTS, CurvatureTest, absolute
-from adaqn.core.scaling import Adagrad, Scaling, make_scaling
+from adaqn.core.scaling import SCALINGS, Adagrad, Scaling, make_scaling
 from adaqn.optim.events import CycleCallback
 from adaqn.optim.memory import Precision
 
@@ -58,6 +61,9 @@ class Options:
                 f"monitor must be a function without arguments, such as Monitor(model, loss_fn, batch); "
                 f"got {type(self.monitor).__name__}"
             )
+        for name in ("curvature_test", "acceptance", "direction", "on_cycle"):
+            if getattr(self, name) is not None and not callable(getattr(self, name)):
+                raise TypeError(f"{name} must be a name or a function, got {getattr(self, name)!r}")
         for name in ("history_dtype", "fisher_dtype"):
             dtype = getattr(self.precision, name)
             if dtype is not None and dtype not in HISTORY_DTYPES:
@@ -70,6 +76,8 @@ def check_group(group: dict[str, Any]) -> None:
         value = group[name]
         if isinstance(value, Tensor) and value.numel() != 1:
             raise ValueError(f"{name} must be a single number, got a tensor of shape {tuple(value.shape)}")
+        if not isinstance(value, Tensor | numbers.Real):
+            raise TypeError(f"{name} must be a number, got {value!r}")
         if not (math.isfinite(float(value)) and float(value) >= 0.0):
             raise ValueError(f"{name} must be a finite number of at least 0, got {value}")
     unknown = {"cycle_length", "memory_size", "fisher_size", "monitor", "scaling", "maximize"} & set(group)
@@ -97,7 +105,7 @@ def make_curvature(curvature: str | Curvature, size: int, batch_size: int | None
     if batch_size is not None:
         at_least_one("fisher_batch_size", batch_size)
     if isinstance(curvature, Curvature):
-        return curvature
+        return copy.copy(curvature)  # its own place in the batches, and its own buffers
     return choose("curvature", curvature, {"accumulated_fisher": AccumulatedFisher(size, batch_size or 1)})
 
 
@@ -114,11 +122,17 @@ def make_h0(scaling: str | Scaling, eps: float | None) -> Scaling:
         return make_scaling(scaling, eps)
     if eps is not None:
         raise ValueError(f"scaling_eps={eps} was given beside a scaling of your own: set it there")
-    return scaling
+    if not isinstance(scaling, Scaling):
+        raise TypeError(f"scaling must be one of {sorted(SCALINGS)} or a Scaling object, got {scaling!r}")
+    return copy.deepcopy(scaling)  # it will hold this optimizer's vectors; another may be given the same object
 
 
 def at_least_one(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
+    try:
+        whole = not isinstance(value, bool) and operator.index(value) == value
+    except TypeError:
+        whole = False
+    if not whole:
         raise TypeError(f"{name} must be a whole number, got {value!r}")
     if value < 1:
         raise ValueError(f"{name} must be at least 1, got {value}")

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from adaqn.core.acceptance import NONFINITE_PATIENCE, STEP_RECOVERY, mean_loss
 from adaqn.core.outcome import Outcome
+from adaqn.core.pairs import is_usable
 from adaqn.core.products import round_to
 from adaqn.optim.base import NO_PAIR, HistoryOptimizer, Products
 from adaqn.optim.memory import Memory
@@ -35,12 +36,14 @@ class QuasiNewton(HistoryOptimizer):
         if all(p.grad is None for group in self.param_groups for p in group["params"]):
             return loss
         m = self._current_memory()
+        if m.counters.steps == 0 and m.counters.cycles == 0:
+            m.restart()  # the weights may have changed since the memory was made
         present = m.flat.gather_gradients(m.g_parts)
         if not self._may_step(m):
             return loss
         if self.options.maximize:
             m.g.neg_()
-        m.scaling.update(m.g)
+        m.update_scaling(present)
         m.curvature.observe(m.g)  # l. 6
         self._descend(m, present)  # l. 5
         torch._foreach_add_(m.window_parts, m.weights())  # l. 7
@@ -57,13 +60,13 @@ class QuasiNewton(HistoryOptimizer):
         products = NO_PAIR
         if rejected:
             outcome = Outcome.REJECTED
+            self._count_rejection(m)
             self._return_to_anchor(m)
         elif not m.counters.started:
             outcome = Outcome.STARTED
         else:
             s = torch.sub(candidate, m.anchor, out=m.g)  # l. 17
-            y = m.curvature.product(s, candidate, out=m.average.total)  # l. 18; the sum is spent
-            outcome, products = self._offer(m, s, y)
+            outcome, products = self._offer(m, s, self._curvature_along(m, s, candidate))  # l. 18 to 20
         if outcome is not Outcome.REJECTED:
             self._on_accepted(m, candidate, outcome, new)
         m.average.clear()  # l. 10
@@ -83,6 +86,11 @@ class QuasiNewton(HistoryOptimizer):
         c.nonfinite_in_row += 1
         weights_are_finite = all(w.isfinite().all() for w in m.weights())
         if not weights_are_finite or c.nonfinite_in_row >= NONFINITE_PATIENCE:  # D13
+            if not math.isfinite(_size(m.anchor)):
+                raise FloatingPointError(
+                    "neither the weights nor the point to return to are finite: load good weights, then call "
+                    "opt.reset_history()"
+                )
             self._return_to_anchor(m)
             self._count(m, Outcome.REJECTED)
             self._tell(m, Outcome.REJECTED)
@@ -93,6 +101,9 @@ class QuasiNewton(HistoryOptimizer):
         multiplier = m.counters.step_multiplier
         groups = [group for group in self.param_groups for p in group["params"] if p.requires_grad]
         first = groups[0]["lr"]
+        for group in self.param_groups:
+            if not isinstance(group["lr"], Tensor) and not group["lr"] >= 0.0:
+                raise ValueError(f"lr must be at least 0, got {group['lr']}: was it set by a scheduler?")
         direction = self.options.direction
         if all(_same_lr(group["lr"], first) for group in self.param_groups):
             d, scale = direction(m.g, m.pairs, m.scaling, out=m.d), first * multiplier
@@ -113,18 +124,19 @@ class QuasiNewton(HistoryOptimizer):
 
     def _judge(self, m: Memory, candidate: Tensor) -> tuple[Tensor | None, Tensor | None, bool]:
         """(losses at the candidate, at the anchor, is it rejected?) (l. 12)"""
-        if not math.isfinite(_size(candidate)):
-            return None, None, True
+        is_number = math.isfinite(_size(candidate))  # D13
         if self._monitor is None or self.options.acceptance is None:
             if self.options.acceptance is not None:
                 self._say(
                     "no monitor was given, so no cycle is rejected by its loss: pass monitor=Monitor(...), "
                     "or acceptance='none' if that is meant"
                 )
-            return None, None, False
+            return None, None, not is_number
         if hasattr(self._monitor, "advance"):
             self._monitor.advance()  # D7: values are never compared across sets
             self._anchor_losses = None
+        if not is_number:
+            return None, None, True
         new = self._losses_at(m, candidate)
         is_finite = math.isfinite(mean_loss(new))
         if not m.counters.started and is_finite:
@@ -132,12 +144,15 @@ class QuasiNewton(HistoryOptimizer):
         old = self._losses_at_anchor(m)
         if math.isfinite(mean_loss(old)):
             return new, old, not is_finite or bool(self.options.acceptance(new, old))  # D5
-        if m.counters.started:
-            return new, old, False  # D7: a set on which the anchor has no loss cannot judge
-        raise ValueError(
-            f"the monitor returned {mean_loss(new)} and, at the weights before the first step, {mean_loss(old)}: "
-            "the monitoring batch or its loss is at fault, not the steps"
+        where = "the last accepted average" if m.counters.started else "the weights before the first step"
+        message = (
+            f"the monitor returned {mean_loss(new)} and, at {where}, {mean_loss(old)}: the monitoring batch or its "
+            "loss is at fault, not the steps"
         )
+        if not hasattr(self._monitor, "advance") or not m.counters.started:
+            raise ValueError(message)
+        self._say(message + "; such a set judges nothing")  # D7
+        return new, old, False
 
     def _losses_at(self, m: Memory, vector: Tensor) -> Tensor:
         with m.flat.swapped(vector, backup=m.g):
@@ -150,12 +165,20 @@ class QuasiNewton(HistoryOptimizer):
             self._anchor_losses = self._losses_at(m, m.anchor)
         return self._anchor_losses
 
+    def _curvature_along(self, m: Memory, s: Tensor, candidate: Tensor) -> Tensor:
+        """y, in the memory of the window's sum, which is spent; put back if the user's model raises."""
+        try:
+            return m.curvature.product(s, candidate, out=m.average.total)
+        except BaseException:
+            torch.mul(candidate, m.average.count, out=m.average.total)
+            raise
+
     def _offer(self, m: Memory, s: Tensor, y: Tensor) -> tuple[Outcome, Products]:
         """Store the pair if its curvature is good enough (l. 19)."""
         for vector, rows in ((s, m.pairs.S), (y, m.pairs.Y)):
             round_to(rows.dtype, vector)  # what is stored is what must pass the test
         ss, sy, yy = torch.stack([s @ s, s @ y, y @ y]).double().tolist()
-        if not self.options.curvature_test(ss, sy, yy, self.options.curvature_eps):
+        if not (is_usable(sy, yy) and self.options.curvature_test(ss, sy, yy, self.options.curvature_eps)):  # D14
             return Outcome.SKIPPED, (ss, sy, yy)
         m.pairs.push(s, y)  # l. 20
         m.scaling.on_stored(sy, yy)
@@ -174,12 +197,16 @@ class QuasiNewton(HistoryOptimizer):
             c.skips_in_row = 0
             self._anchor_losses = losses
 
+    def _count_rejection(self, m: Memory) -> None:
+        """D11: H0 alone, rejected again and again, takes too large a step."""
+        c = m.counters
+        c.rejections_in_row = c.rejections_in_row + 1 if len(m.pairs) == 0 else 0
+        if c.rejections_in_row == self.options.reject_patience:
+            c.step_multiplier, c.rejections_in_row = c.step_multiplier / 2.0, 0
+
     def _return_to_anchor(self, m: Memory) -> None:
         """L. 13 and 14; D2: the anchor is copied, and the step counter goes on."""
         c = m.counters
-        c.rejections_in_row = c.rejections_in_row + 1 if len(m.pairs) == 0 else 0
-        if c.rejections_in_row == self.options.reject_patience:  # D11
-            c.step_multiplier, c.rejections_in_row = c.step_multiplier / 2.0, 0
         m.clear_history()
         if self.options.reset_scaling:  # D3
             m.scaling.reset()
@@ -190,11 +217,9 @@ class QuasiNewton(HistoryOptimizer):
 
 
 def _size(vector: Tensor) -> float:
-    """A number that is zero, or not finite, exactly if the vector is; one pass, one read from the device."""
+    """A number that is zero exactly if the vector is, and not finite if its square is not; one read from the device."""
     square = float(vector.dot(vector))
-    if math.isfinite(square) and square > 0.0:
-        return square
-    return float(torch.linalg.vector_norm(vector, math.inf))  # the square may have over- or underflowed
+    return square if square != 0.0 else float(torch.linalg.vector_norm(vector, math.inf))  # it may have underflowed
 
 
 def _is_nonzero(lr: float | Tensor) -> bool:

@@ -13,6 +13,25 @@ from adaqn.optim.flat import as_real
 _TORCH_KEYS = ((Adam, "exp_avg_sq", "Adam or AdamW"), (RMSProp, "square_avg", "RMSprop"), (Adagrad, "sum", "Adagrad"))
 
 
+def check_source(source: Optimizer | dict[str, Any], scaling: Scaling) -> None:
+    """Is it an optimizer, or the state_dict of one, with the decay of our scaling?"""
+    groups = source.param_groups if isinstance(source, Optimizer) else None
+    if isinstance(source, dict) and {"state", "param_groups"} <= set(source):
+        groups = source["param_groups"]
+    if groups is None:
+        raise ValueError(f"warm_start needs a torch optimizer or its state_dict, got {type(source).__name__}")
+    if not isinstance(scaling, RMSProp):
+        return
+    for group in groups:
+        decay = group["betas"][1] if "betas" in group else group.get("alpha", scaling.decay)
+        if decay != scaling.decay:
+            kind = type(scaling).__name__
+            raise ValueError(
+                f"the source averages with a decay of {decay} and this H0 with {scaling.decay}: build the optimizer "
+                f"with scaling={kind}(decay={decay}) from adaqn.core.scaling"
+            )
+
+
 def source_states(source: Optimizer | dict[str, Any], params: list[Tensor]) -> list[dict[str, Any]]:
     """The source's state of each of ``params``: by identity from an optimizer, by order from a state_dict."""
     if isinstance(source, Optimizer):

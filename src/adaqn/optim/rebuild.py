@@ -1,0 +1,35 @@
+"""A memory for other parameters in mid-training: what is known of those that stay goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from adaqn.optim.flat import FlatParameters
+from adaqn.optim.memory import Memory
+
+
+def rebuilt(old: Memory, flat: FlatParameters, make: Callable[[FlatParameters], Memory]) -> Memory:
+    """H0's accumulators and the wide weights are carried over; curvature history starts anew."""
+    scaling = old.scaling  # one object for both: making the new memory gives it new vectors
+    numbers = [scaling.numbers(i) for i in range(len(old.flat.params))]
+    vectors = dict(scaling.vectors)
+    new = make(flat)
+    before = {id(p): i for i, p in enumerate(old.flat.params)}
+    for i, p in enumerate(flat.params):
+        j = before.get(id(p))
+        if j is None or flat.shapes[i] != old.flat.shapes[j]:
+            continue
+        scaling.load_numbers(i, numbers[j])
+        for name, vector in vectors.items():
+            _carry(old, vector, j, new, scaling.vectors[name], i)
+        if old.master is not None and new.master is not None:
+            _carry(old, old.master, j, new, new.master, i)
+    if new.master is not None:
+        new.anchor.copy_(new.master)
+    return new
+
+
+def _carry(old: Memory, source: Tensor, j: int, new: Memory, target: Tensor, i: int) -> None:
+    new.flat.views(target)[i].copy_(old.flat.views(source)[j])
