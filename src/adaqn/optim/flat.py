@@ -7,6 +7,7 @@ pieces shaped like the parameters without copying.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -34,9 +35,8 @@ class FlatParameters:
 
     def covers(self, params: Sequence[Tensor]) -> bool:
         """Are these exactly the parameters in here, and still what they were?"""
-        if len(params) != len(self.params):
-            return False
-        return all(p is q and _kind(p) == k for p, q, k in zip(params, self.params, self._kinds, strict=True))
+        same = len(params) == len(self.params) and all(map(operator.is_, params, self.params))
+        return same and list(map(_kind, params)) == self._kinds
 
     def new(self, *rows: int, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Tensor:
         """Zeros of shape (*rows, n), ordinary tensors also where inference mode is on."""

@@ -125,6 +125,9 @@ class Memory:
 
     def update_scaling(self, present: list[int]) -> None:
         """Show H0 the gradient; what it knows of parameters without one stays as it is."""
+        if len(present) == len(self.flat.params):
+            self.scaling.update(self.g)
+            return
         missing = sorted(set(range(len(self.flat.params))) - set(present))
         views = [self.flat.views(vector)[i] for vector in self.scaling.vectors.values() for i in missing]
         before = [view.clone() for view in views]
