@@ -13,15 +13,18 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from adaqn.experiments.compare import compare_optimizers, summary
+from adaqn.experiments import tune as tuning
+from adaqn.experiments.compare import compare_optimizers, parse_optimizers, summary
 from adaqn.experiments.config import TASKS, RunConfig
 from adaqn.experiments.data import files
-from adaqn.experiments.display import progress_bars
+from adaqn.experiments.display import count_bars, progress_bars
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.models import CELLS
 from adaqn.experiments.optimizers import TABLE
+from adaqn.experiments.report import write_report
 from adaqn.experiments.runner import folder_name, run_one
-from adaqn.experiments.storage import read_json
+from adaqn.experiments.sample import sample as draw_text
+from adaqn.experiments.storage import read_json, write_json
 from adaqn.experiments.training import CONFIG
 
 app = typer.Typer(
@@ -142,16 +145,17 @@ def compare(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Several optimizers on one task, side by side: progress, a table and figures. Finished runs are reused."""
+    """Several optimizers on one task, side by side: a table, figures and a report. Finished runs are reused."""
     base = RunConfig(
         task.value, data, model.value, layers, hidden, epochs=epochs, steps=steps, batch_size=batch_size, length=length,
         side=side, limit=limit, spread=spread, carry_state=carry_state, clip=clip, evaluations=evaluations,
         threads=threads, device=device,
     )  # fmt: skip
     groups, figures = compare_optimizers(base, optimizers, seeds, out, workers, data_dir, quiet=as_json)
+    page = write_report(out)
     rows = summary(groups)
     if as_json:
-        print(json.dumps({"rows": rows, "figures": [str(path) for path in figures]}, indent=2))
+        print(json.dumps({"rows": rows, "figures": [str(path) for path in figures], "report": str(page)}, indent=2))
         return
     table = Table(title=f"{task.value} on {data}, {model.value}: test loss in {rows[0]['unit']}")
     for name in ("optimizer", "lr", "test loss", "spread", "valid loss", "seconds", "stored/skipped/rejected"):
@@ -162,6 +166,83 @@ def compare(
     Console().print(
         "figures: " + ", ".join(str(path) for path in figures), highlight=False, markup=False, soft_wrap=True
     )
+
+
+@app.command()
+def tune(
+    optimizers: Annotated[str, typer.Option(help="Names with commas between.")] = "adaqn,adagrad,adam",
+    budget: Annotated[
+        int, typer.Option(help="Runs of each optimizer: a multiple of 4, the choices of L and of betas.")
+    ] = 20,
+    task: TaskOption = TaskName["char-lm"],
+    data: DataOption = "embedded",
+    model: ModelOption = ModelName["tanh"],
+    seed: Seed = 0,
+    epochs: Epochs = 1.0,
+    steps: Steps = None,
+    batch_size: BatchSize = None,
+    layers: Layers = None,
+    hidden: Hidden = None,
+    length: Length = None,
+    side: Side = None,
+    limit: Limit = None,
+    spread: Spread = "variance",
+    clip: Clip = None,
+    threads: Threads = 1,
+    workers: Annotated[int, typer.Option(help="Processes; more may join from other terminals or machines.")] = 2,
+    storage: Annotated[str | None, typer.Option(help="Optuna's URL of a database; by default SQLite in --out.")] = None,
+    name: Annotated[str, typer.Option(help="Of the study in the database.")] = "tuning",
+    out: Annotated[Path, typer.Option(help="Where runs and the database go.")] = Path("runs/tune"),
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """The paper's grid search: step sizes for all, L for adaQN, betas for Adam; the same budget for each, resumable."""
+    base = RunConfig(
+        task.value, data, model.value, layers, hidden, seed=seed, epochs=epochs, steps=steps, batch_size=batch_size,
+        length=length, side=side, limit=limit, spread=spread, clip=clip, threads=threads,
+    )  # fmt: skip
+    names = [optimizer for optimizer, _ in parse_optimizers(optimizers)]
+    if not as_json:
+        print(f"{budget} runs for each of {', '.join(names)}: {budget * len(names)} in all, {workers} at a time")
+    with count_bars(names, budget, quiet=as_json) as told:
+        found = tuning.tune(
+            base, names, budget, out, url=storage, name=name, workers=workers, data_dir=data_dir, told=told
+        )
+    write_json(out / "tuned.json", found)
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    table = Table("optimizer", "best lr", "with", "validation loss", "runs")
+    for optimizer, entry in found.items():
+        best = dict(entry["best"])
+        loss, lr = best.pop("valid_loss"), best.pop("lr")
+        others = ", ".join(f"{key}={value}" for key, value in best.items()) or "–"
+        table.add_row(optimizer, f"{lr:.4g}", others, f"{loss:.4f}", str(len(entry["trials"])))
+    Console().print(table)
+
+
+@app.command()
+def sample(
+    folder: Annotated[Path, typer.Argument(help="Folder of a run of char-lm or word-lm.")],
+    count: Annotated[int, typer.Option(help="Symbols to draw.")] = 400,
+    prompt: Annotated[str, typer.Option(help="What the text begins with.")] = "",
+    temperature: Annotated[float, typer.Option(help="Below 1 safer, above 1 bolder.")] = 1.0,
+    seed: Seed = 0,
+    data_dir: DataDir = None,
+) -> None:
+    """Text generated from a trained language model."""
+    print(draw_text(folder, count, prompt=prompt, temperature=temperature, seed=seed, data_dir=data_dir))
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="Folder with runs in it, at any depth.")] = Path("runs"),
+    out: Annotated[Path | None, typer.Option(help="The page; by default report.html in that folder.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """One HTML page about all runs below a folder: curves, memory, verdicts, results. It works offline."""
+    path = write_report(folder, out)
+    print(json.dumps({"report": str(path)}) if as_json else f"report: {path}")
 
 
 @data_app.command("list")

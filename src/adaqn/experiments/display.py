@@ -31,3 +31,17 @@ def progress_bars(labels: Sequence[str], *, quiet: bool = False) -> Iterator[Cal
                 bars.update(tasks[index], loss=f"{progress.loss:.3f}")
 
         yield told
+
+
+@contextmanager
+def count_bars(labels: Sequence[str], total: int, *, quiet: bool = False) -> Iterator[Callable[[dict[str, int]], None]]:
+    """Yields a function to tell how many runs of each are finished."""
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True, quiet=quiet), refresh_per_second=4) as bars:
+        tasks = {label: bars.add_task(label, total=total) for label in labels}
+
+        def told(counts: dict[str, int]) -> None:
+            for label, count in counts.items():
+                bars.update(tasks[label], completed=count)
+
+        yield told

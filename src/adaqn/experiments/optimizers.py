@@ -30,6 +30,8 @@ class Entry:
     defaults: dict[str, Any] = field(default_factory=dict)
     needs_closure: bool = False
     monitored: bool = False
+    named: bool = False
+    """Does ``make`` want the parameters with their names?"""
 
 
 def _rival(name: str) -> Make:
@@ -46,13 +48,14 @@ def _rival(name: str) -> Make:
     return make
 
 
-def _muon(params: Any, **options: Any) -> Optimizer:
-    """Muon for matrices; vectors and what they belong to go to its AdamW, as its authors do."""
-    params = list(params)
-    groups = [
-        {"params": [p for p in params if p.dim() >= 2], "use_muon": True},
-        {"params": [p for p in params if p.dim() < 2], "use_muon": False, "lr": options.get("lr", 0.02) * 0.05},
-    ]
+def _muon(named: Any, **options: Any) -> Optimizer:
+    """Muon for the matrices inside; embedding, output and vectors go to its AdamW, as its authors do."""
+    inner: list[Any] = []
+    outer: list[Any] = []
+    for name, p in named:
+        is_inner = p.dim() >= 2 and not name.startswith(("embedding.", "output."))
+        (inner if is_inner else outer).append(p)
+    groups = [{"params": inner, "use_muon": True}, {"params": outer, "use_muon": False}]
     return _rival("Muon")([group for group in groups if group["params"]], **options)
 
 
@@ -67,8 +70,8 @@ TABLE: dict[str, Entry] = {
     "adamw": Entry("AdamW", torch.optim.AdamW, 1e-3),
     "nadam": Entry("NAdam", torch.optim.NAdam, 2e-3),
     "lbfgs": Entry("L-BFGS (torch)", torch.optim.LBFGS, 0.1, {"max_iter": 4, "history_size": 10}, needs_closure=True),
-    "soap": Entry("SOAP", _rival("SOAP"), 3e-3),
-    "muon": Entry("Muon", _muon, 0.02),
+    "soap": Entry("SOAP", _rival("SOAP"), 3e-3, {"weight_decay": 0.0}),
+    "muon": Entry("Muon", _muon, 0.02, named=True),
     "shampoo": Entry("Shampoo", _rival("ScalableShampoo"), 1e-3),
 }
 
@@ -92,7 +95,7 @@ def make_optimizer(name: str, lr: float | None, options: dict[str, Any], model: 
         given["betas"] = tuple(given["betas"])
     _check_options(name, chosen, given)
     try:
-        return chosen.make(model.parameters(), **given)
+        return chosen.make(model.named_parameters() if chosen.named else model.parameters(), **given)
     except (ValueError, TypeError) as error:
         raise UserError(f"{name}: {error}") from error
 

@@ -45,7 +45,10 @@ def colour(optimizer: str) -> str:
 def curve(runs: Sequence[Finished], label: str, key: str, against: str = "epoch") -> Curve:
     """One curve from runs that differ only in their seed."""
     length = min(len(run.metrics) for run in runs)
-    values = np.array([[record.get(key) or math.nan for record in run.metrics[:length]] for run in runs], dtype=float)
+    values = np.array(
+        [[record[key] if record.get(key) is not None else math.nan for record in run.metrics[:length]] for run in runs],
+        dtype=float,
+    )
     x = np.mean([[record[against] for record in run.metrics[:length]] for run in runs], axis=0)
     optimizer = runs[0].result["config"]["optimizer"]
     return Curve(label, colour(optimizer), x, values.mean(0), values.min(0), values.max(0), len(runs))

@@ -1,0 +1,48 @@
+"""Text from a trained language model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from adaqn.experiments.config import RunConfig
+from adaqn.experiments.errors import UserError
+from adaqn.experiments.storage import load_checkpoint, read_json
+from adaqn.experiments.tasks import LanguageModel, make_task
+from adaqn.experiments.training import CHECKPOINT, CONFIG
+
+
+@torch.no_grad()
+def sample(
+    folder: Path, count: int, *, prompt: str = "", temperature: float = 1.0, seed: int = 0, data_dir: Path | None = None
+) -> str:
+    """``count`` symbols after the prompt, from the last checkpoint of the run in ``folder``."""
+    if count < 1 or not temperature > 0:
+        raise UserError(f"the length must be at least 1 and the temperature positive, got {count} and {temperature}")
+    config = RunConfig.from_json(read_json(folder / CONFIG)["run"])
+    task = make_task(config.complete(), data_dir)
+    if not isinstance(task, LanguageModel):
+        raise UserError(f"the run in {folder} is of {config.task}, which is no language model")
+    if not (folder / CHECKPOINT).exists():
+        raise UserError(f"the run in {folder} has no checkpoint yet")
+    model = task.model()
+    model.load_state_dict(load_checkpoint(folder / CHECKPOINT)["model"])
+    model.eval()
+    by_word = config.task == "word-lm"
+    symbols = prompt.split() if by_word else list(prompt)
+    index = {symbol: i for i, symbol in enumerate(task.corpus.vocabulary)}
+    unknown = [symbol for symbol in symbols if symbol not in index]
+    if unknown:
+        raise UserError(f"the prompt has {unknown[0]!r}, which is not in the vocabulary of {config.data}")
+    generator = torch.Generator().manual_seed(seed)
+    fed = torch.tensor([[index[s] for s in symbols] or [int(task.corpus.splits["train"][0])]])
+    hidden = None
+    drawn: list[str] = []
+    for _ in range(count):
+        logits, hidden = model(fed, hidden)
+        chances = torch.softmax(logits[0, -1].double() / temperature, dim=0)
+        chosen = int(torch.multinomial(chances, 1, generator=generator))
+        drawn.append(task.corpus.vocabulary[chosen])
+        fed = torch.tensor([[chosen]])
+    return prompt + ((" " if prompt else "") + " ".join(drawn).replace("<eos>", "\n") if by_word else "".join(drawn))

@@ -1,0 +1,173 @@
+"""The paper's grid search on Optuna: resumable, shared by several workers, the same budget for every optimizer."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import multiprocessing as mp
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
+from optuna.trial import TrialState
+
+from adaqn.experiments.config import RunConfig
+from adaqn.experiments.errors import UserError
+from adaqn.experiments.optimizers import entry
+from adaqn.experiments.runner import folder_name, run_one
+
+Point = dict[str, float]
+
+# What the paper tunes beside the step size, as choices by number: Optuna stores numbers best.
+SECOND: dict[str, list[dict[str, Any]]] = {
+    "adaqn": [{"cycle_length": length} for length in (2, 5, 10, 20)],
+    "adam": [{"betas": list(betas)} for betas in itertools.product((0.9, 0.95), (0.99, 0.999))],
+}
+DECADES = 1.0
+"""The grid of step sizes reaches this far above and below the optimizer's own default."""
+
+
+def grid(optimizer: str, budget: int) -> list[Point]:
+    """``budget`` points: step sizes in equal ratios, for each of the optimizer's other choices.
+
+    >>> [round(point["lr"], 4) for point in grid("sgd", 3)]
+    [0.01, 0.1, 1.0]
+    """
+    second = len(SECOND.get(optimizer, [{}]))
+    if budget < 1 or budget % second:
+        raise UserError(
+            f"the budget of {optimizer} must be a multiple of {second}, its choices beside lr; got {budget}"
+        )
+    count, center = budget // second, entry(optimizer).lr
+    exponents = [0.0] if count == 1 else [DECADES * (2 * i / (count - 1) - 1) for i in range(count)]
+    return [{"lr": center * 10**e, "choice": c} for e in exponents for c in range(second)]
+
+
+def configured(base: RunConfig, optimizer: str, point: Point) -> RunConfig:
+    """The run of a point of the grid."""
+    choice = SECOND.get(optimizer, [{}])[int(point["choice"])]
+    return replace(base, optimizer=optimizer, lr=point["lr"], options={**base.options, **choice})
+
+
+def storage(url: str) -> RDBStorage:
+    """Trials of a worker that died are tried again by the others, or by the next one."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            return RDBStorage(
+                url,
+                heartbeat_interval=30,
+                grace_period=90,
+                heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(max_retry=3),
+            )
+    except Exception as error:
+        raise UserError(f"cannot open the storage {url}: {error}") from error
+
+
+def prepare(base: RunConfig, optimizers: list[str], budget: int, url: str, name: str) -> None:
+    """Queue every point that is not there yet."""
+    for optimizer in optimizers:
+        study = optuna.create_study(
+            storage=storage(url), study_name=f"{name}/{optimizer}", direction="minimize", load_if_exists=True
+        )
+        study.set_user_attr("base", base.to_json())
+        known = [t.system_attrs.get("fixed_params", t.params) for t in study.get_trials(deepcopy=False)]
+        for point in grid(optimizer, budget):
+            if not any(_same(point, other) for other in known):
+                study.enqueue_trial(point)
+
+
+def work(
+    base_json: dict[str, Any], optimizers: list[str], url: str, name: str, out: Path, data_dir: Path | None
+) -> None:
+    """Take points from the queues until none is waiting."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    base = RunConfig.from_json(base_json)
+    for optimizer in optimizers:
+        study = optuna.load_study(storage=storage(url), study_name=f"{name}/{optimizer}")
+        while study.get_trials(deepcopy=False, states=[TrialState.WAITING]):
+            trial = study.ask()
+            if (
+                "fixed_params" not in study.get_trials(deepcopy=False)[trial.number].system_attrs
+            ):  # another worker took the last one in between
+                study.tell(trial, state=TrialState.FAIL)
+                break
+            point = {
+                "lr": trial.suggest_float("lr", 1e-12, 1e12, log=True),  # queued: only the range is declared here
+                "choice": trial.suggest_int("choice", 0, len(SECOND.get(optimizer, [{}])) - 1),
+            }
+            config = configured(base, optimizer, point)
+            done = run_one(config, out / "runs" / folder_name(config), data_dir)
+            loss = done.result["final"]["valid_loss"]
+            study.tell(trial, loss if math.isfinite(loss) else math.inf)
+
+
+def tune(
+    base: RunConfig,
+    optimizers: list[str],
+    budget: int,
+    out: Path,
+    *,
+    url: str | None = None,
+    name: str = "tuning",
+    workers: int = 2,
+    data_dir: Path | None = None,
+    told: Callable[[dict[str, int]], None] | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Run the whole grid; returns for each optimizer its best point by validation loss, and all points."""
+    base = base.complete()
+    for optimizer in optimizers:
+        grid(optimizer, budget)  # a wrong budget is told before anything is made
+    out.mkdir(parents=True, exist_ok=True)
+    url = url or f"sqlite:///{out / 'tuning.db'}"
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    prepare(base, optimizers, budget, url, name)
+    context = mp.get_context("spawn")
+    arguments = (base.to_json(), optimizers, url, name, out, data_dir)
+    processes = [context.Process(target=work, args=arguments, daemon=True) for _ in range(workers)]
+    for process in processes:
+        process.start()
+    try:
+        while alive := [process for process in processes if process.is_alive()]:
+            if told is not None:
+                told(finished_counts(optimizers, url, name))
+            alive[0].join(0.5)
+    except KeyboardInterrupt:
+        for process in processes:
+            process.join(30)
+        raise
+    failed = [process.exitcode for process in processes if process.exitcode]
+    if failed:
+        raise UserError(f"{len(failed)} of {workers} workers failed; run the same command again to go on")
+    return results(optimizers, url, name)
+
+
+def finished_counts(optimizers: list[str], url: str, name: str) -> dict[str, int]:
+    counts = {}
+    for optimizer in optimizers:
+        study = optuna.load_study(storage=url, study_name=f"{name}/{optimizer}")
+        counts[optimizer] = len(study.get_trials(deepcopy=False, states=[TrialState.COMPLETE]))
+    return counts
+
+
+def results(optimizers: list[str], url: str, name: str) -> dict[str, dict[str, Any]]:
+    """optimizer → its best point, and every point with its validation loss."""
+    found = {}
+    for optimizer in optimizers:
+        study = optuna.load_study(storage=url, study_name=f"{name}/{optimizer}")
+        trials = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
+        points = [
+            {"lr": t.params["lr"], **SECOND.get(optimizer, [{}])[t.params["choice"]], "valid_loss": t.value}
+            for t in trials
+        ]
+        points.sort(key=lambda point: point["valid_loss"])
+        found[optimizer] = {"best": points[0] if points else None, "trials": points}
+    return found
+
+
+def _same(a: Point, b: dict[str, Any]) -> bool:
+    return a["choice"] == b.get("choice") and math.isclose(a["lr"], b.get("lr", -1.0), rel_tol=1e-9)
