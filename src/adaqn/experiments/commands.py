@@ -158,7 +158,7 @@ def compare(
         print(json.dumps({"rows": rows, "figures": [str(path) for path in figures], "report": str(page)}, indent=2))
         return
     table = Table(title=f"{task.value} on {data}, {model.value}: test loss in {rows[0]['unit']}")
-    for name in ("optimizer", "lr", "test loss", "spread", "valid loss", "seconds", "stored/skipped/rejected"):
+    for name in ("optimizer", "lr", "test loss", "spread", "valid loss", "seconds", "stored / skipped / rejected"):
         table.add_column(name, justify="left" if name == "optimizer" else "right")
     for row in rows:
         table.add_row(*(str(row[key]) for key in ("optimizer", "lr", "test", "spread", "valid", "seconds", "cycles")))

@@ -89,7 +89,7 @@ def comparison(groups: dict[str, list[Finished]], stem: Path, title: str) -> lis
     for axes, against, xlabel in ((left, "epoch", "epoch"), (right, "seconds", "seconds of training")):
         curves = [curve(runs, label, "test_loss", against) for label, runs in groups.items()]
         draw(axes, curves, xlabel=xlabel, ylabel=f"test loss ({unit})" if axes is left else "", title=title)
-    right.set_title("")
+    right.set_title("", loc="left")
     best = min(float(np.nanmin(line.get_ydata())) for line in left.get_lines())
     worst = max(float(line.get_ydata()[0]) for line in left.get_lines())
     if math.isfinite(best) and math.isfinite(worst) and worst > best:
