@@ -335,3 +335,5 @@ def test_a_negative_lr_set_later_is_one_error():
     w.grad = torch.ones(2)
     with pytest.raises(ValueError, match=r"lr must be at least 0, got -0\.1"):
         opt.step()
+    assert opt.stats.steps == 0
+    assert not opt.state

@@ -35,6 +35,7 @@ class QuasiNewton(HistoryOptimizer):
                 loss = closure()
         if all(p.grad is None for group in self.param_groups for p in group["params"]):
             return loss
+        self._check_step_sizes()
         m = self._current_memory()
         if m.counters.steps == 0 and m.counters.cycles == 0:
             m.restart()  # the weights may have changed since the memory was made
@@ -96,14 +97,16 @@ class QuasiNewton(HistoryOptimizer):
             self._tell(m, Outcome.REJECTED)
         return False
 
+    def _check_step_sizes(self) -> None:
+        for group in self.param_groups:  # a tensor's value would have to be read from the device
+            if not isinstance(group["lr"], Tensor) and not group["lr"] >= 0.0:
+                raise ValueError(f"lr must be at least 0, got {group['lr']}: was it set by a scheduler?")
+
     def _descend(self, m: Memory, present: list[int]) -> None:
-        """W ← w − Λ^½ H Λ^½ g with Λ the step sizes of the groups; only where there are gradients."""
+        """w ← w − Λ^½ H Λ^½ g with Λ the step sizes of the groups; only where there are gradients."""
         multiplier = m.counters.step_multiplier
         groups = [group for group in self.param_groups for p in group["params"] if p.requires_grad]
         first = groups[0]["lr"]
-        for group in self.param_groups:
-            if not isinstance(group["lr"], Tensor) and not group["lr"] >= 0.0:
-                raise ValueError(f"lr must be at least 0, got {group['lr']}: was it set by a scheduler?")
         direction = self.options.direction
         if all(_same_lr(group["lr"], first) for group in self.param_groups):
             d, scale = direction(m.g, m.pairs, m.scaling, out=m.d), first * multiplier
