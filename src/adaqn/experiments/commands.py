@@ -18,6 +18,7 @@ from adaqn.experiments.compare import compare_optimizers, parse_optimizers, summ
 from adaqn.experiments.config import TASKS, RunConfig
 from adaqn.experiments.data import files
 from adaqn.experiments.display import count_bars, progress_bars
+from adaqn.experiments.doctor import examine
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.models import CELLS
 from adaqn.experiments.optimizers import TABLE
@@ -243,6 +244,30 @@ def report(
     """One HTML page about all runs below a folder: curves, memory, verdicts, results. It works offline."""
     path = write_report(folder, out)
     print(json.dumps({"report": str(path)}) if as_json else f"report: {path}")
+
+
+@app.command()
+def doctor(
+    model: Annotated[str | None, typer.Argument(help="A task, or module:function that returns a model.")] = None,
+    threads: Threads = 2,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """What is installed, which data is there, how fast this machine is, and what adaQN costs for a model."""
+    found = examine(model, threads, data_dir)
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    print(
+        f"Python {found['python']} on {found['machine']}; reads {found['read_gb_per_second']} GB/s ({threads} threads)"
+    )
+    print("installed: " + ", ".join(f"{name} {version or '–'}" for name, version in found["packages"].items()))
+    print("data: " + ", ".join(f"{name} {'here' if here else 'not here'}" for name, here in found["data"].items()))
+    if "model" in found:
+        table = Table("setting", "memory", "ms per step", title=f"{model}: {found['model']['parameters']:,} parameters")
+        for name, cost in found["model"]["settings"].items():
+            table.add_row(name, f"{cost['bytes'] / 1e6:,.1f} MB", f"{1e3 * cost['seconds_per_step']:.2f}")
+        Console().print(table)
 
 
 @data_app.command("list")
