@@ -96,7 +96,7 @@ def load_model(name: str, data_dir: Path | None) -> nn.Module:
     sys.path.insert(0, "")
     try:
         network = getattr(importlib.import_module(module), function)()
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # the user's code may raise anything
         raise UserError(f"cannot make a model from {name!r}: {error}") from error
     if not isinstance(network, nn.Module):
         raise UserError(f"{name} returned {type(network).__name__}, not a torch.nn.Module")
