@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import multiprocessing as mp
+import signal
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,6 +20,7 @@ from adaqn.experiments.config import RunConfig
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.optimizers import entry
 from adaqn.experiments.runner import folder_name, run_one
+from adaqn.experiments.training import Progress
 
 Point = dict[str, float]
 
@@ -82,9 +84,15 @@ def prepare(base: RunConfig, optimizers: list[str], budget: int, url: str, name:
 
 
 def work(
-    base_json: dict[str, Any], optimizers: list[str], url: str, name: str, out: Path, data_dir: Path | None
+    base_json: dict[str, Any], optimizers: list[str], url: str, name: str, out: Path, data_dir: Path | None, stop: Any
 ) -> None:
-    """Take points from the queues until none is waiting."""
+    """Take points from the queues until none is waiting; told to stop, save the run and put its point back."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent tells
+
+    def stop_when_told(_: Progress) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     base = RunConfig.from_json(base_json)
     for optimizer in optimizers:
@@ -101,7 +109,12 @@ def work(
                 "choice": trial.suggest_int("choice", 0, len(SECOND.get(optimizer, [{}])) - 1),
             }
             config = configured(base, optimizer, point)
-            done = run_one(config, out / "runs" / folder_name(config), data_dir)
+            try:
+                done = run_one(config, out / "runs" / folder_name(config), data_dir, stop_when_told)
+            except KeyboardInterrupt:
+                study.tell(trial, state=TrialState.FAIL)
+                study.enqueue_trial(point)
+                return
             loss = done.result["final"]["valid_loss"]
             study.tell(trial, loss if math.isfinite(loss) else math.inf)
 
@@ -127,19 +140,22 @@ def tune(
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     prepare(base, optimizers, budget, url, name)
     context = mp.get_context("spawn")
-    arguments = (base.to_json(), optimizers, url, name, out, data_dir)
+    stop = context.Event()
+    arguments = (base.to_json(), optimizers, url, name, out, data_dir, stop)
     processes = [context.Process(target=work, args=arguments, daemon=True) for _ in range(workers)]
-    for process in processes:
-        process.start()
+    # A flag rather than an exception: one raised inside the database's own clean-up would be lost.
+    before = signal.signal(signal.SIGINT, lambda *_: stop.set())
     try:
+        for process in processes:
+            process.start()
         while alive := [process for process in processes if process.is_alive()]:
             if told is not None:
                 told(finished_counts(optimizers, url, name))
             alive[0].join(0.5)
-    except KeyboardInterrupt:
-        for process in processes:
-            process.join(30)
-        raise
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if stop.is_set():
+        raise KeyboardInterrupt
     failed = [process.exitcode for process in processes if process.exitcode]
     if failed:
         raise UserError(f"{len(failed)} of {workers} workers failed; run the same command again to go on")
