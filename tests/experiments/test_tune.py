@@ -1,6 +1,7 @@
 """The grid search: the same budget for all, shared by workers, resumed, chosen by validation; and text from a model."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -65,6 +66,19 @@ def test_interrupted_it_goes_on_where_it_was(tmp_path):
     assert "Traceback" not in errors
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert len(json.loads(done.stdout)["sgd"]["trials"]) == 12
+
+
+def test_a_killed_worker_loses_nothing(tmp_path):
+    size = ["--steps", "40", "--limit", "12000", "--layers", "1", "--hidden", "8"]
+    flags = ["--optimizers", "sgd", "--budget", "8", "--workers", "1", "--json"]
+    command = [sys.executable, "-m", "adaqn", "tune", *size, *flags, "--out", tmp_path]
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    while len(list(tmp_path.glob("runs/*/result.json"))) < 2:
+        assert first.poll() is None
+    os.killpg(first.pid, signal.SIGKILL)
+    first.communicate()
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert len(json.loads(done.stdout)["sgd"]["trials"]) == 8
 
 
 def test_text_from_a_trained_model(tmp_path):

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import multiprocessing as mp
 import signal
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
+from filelock import FileLock, Timeout
+from optuna.storages import RDBStorage
 from optuna.trial import TrialState
 
 from adaqn.experiments.config import RunConfig
@@ -56,27 +57,31 @@ def configured(base: RunConfig, optimizer: str, point: Point) -> RunConfig:
 
 
 def storage(url: str) -> RDBStorage:
-    """Trials of a worker that died are tried again by the others, or by the next one."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            return RDBStorage(
-                url,
-                heartbeat_interval=30,
-                grace_period=90,
-                heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(max_retry=3),
-            )
+        return RDBStorage(url)
     except Exception as error:
         raise UserError(f"cannot open the storage {url}: {error}") from error
 
 
-def prepare(base: RunConfig, optimizers: list[str], budget: int, url: str, name: str) -> None:
-    """Queue every point that is not there yet."""
+def lock(out: Path, name: str) -> FileLock:
+    """Held while something is claimed or run; free again when its process ends, however it ends."""
+    folder = out / "locks"
+    folder.mkdir(parents=True, exist_ok=True)
+    return FileLock(folder / f"{name}.lock")
+
+
+def prepare(base: RunConfig, optimizers: list[str], budget: int, url: str, name: str, out: Path) -> None:
+    """Queue every point that is not there yet, and those whose worker died."""
     for optimizer in optimizers:
         study = optuna.create_study(
             storage=storage(url), study_name=f"{name}/{optimizer}", direction="minimize", load_if_exists=True
         )
         study.set_user_attr("base", base.to_json())
+        for trial in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
+            if (out / "locks" / f"{optimizer}-{trial.number}.lock").exists():  # it was run here
+                with contextlib.suppress(Timeout), lock(out, f"{optimizer}-{trial.number}").acquire(timeout=0):
+                    study.tell(trial.number, state=TrialState.FAIL)
+                    study.enqueue_trial(trial.params)
         known = [t.system_attrs.get("fixed_params", t.params) for t in study.get_trials(deepcopy=False)]
         for point in grid(optimizer, budget):
             if not any(_same(point, other) for other in known):
@@ -97,13 +102,13 @@ def work(
     base = RunConfig.from_json(base_json)
     for optimizer in optimizers:
         study = optuna.load_study(storage=storage(url), study_name=f"{name}/{optimizer}")
-        while study.get_trials(deepcopy=False, states=[TrialState.WAITING]):
-            trial = study.ask()
-            if (
-                "fixed_params" not in study.get_trials(deepcopy=False)[trial.number].system_attrs
-            ):  # another worker took the last one in between
-                study.tell(trial, state=TrialState.FAIL)
-                break
+        while not stop.is_set():
+            with lock(out, "claim"):  # SQLite would let two workers take the same one
+                if not study.get_trials(deepcopy=False, states=[TrialState.WAITING]):
+                    break
+                trial = study.ask()
+                held = lock(out, f"{optimizer}-{trial.number}")
+                held.acquire()
             point = {
                 "lr": trial.suggest_float("lr", 1e-12, 1e12, log=True),  # queued: only the range is declared here
                 "choice": trial.suggest_int("choice", 0, len(SECOND.get(optimizer, [{}])) - 1),
@@ -111,12 +116,14 @@ def work(
             config = configured(base, optimizer, point)
             try:
                 done = run_one(config, out / "runs" / folder_name(config), data_dir, stop_when_told)
+                loss = done.result["final"]["valid_loss"]
+                study.tell(trial, loss if math.isfinite(loss) else math.inf)
             except KeyboardInterrupt:
                 study.tell(trial, state=TrialState.FAIL)
                 study.enqueue_trial(point)
                 return
-            loss = done.result["final"]["valid_loss"]
-            study.tell(trial, loss if math.isfinite(loss) else math.inf)
+            finally:
+                held.release()
 
 
 def tune(
@@ -138,7 +145,7 @@ def tune(
     out.mkdir(parents=True, exist_ok=True)
     url = url or f"sqlite:///{out / 'tuning.db'}"
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    prepare(base, optimizers, budget, url, name)
+    prepare(base, optimizers, budget, url, name, out)
     context = mp.get_context("spawn")
     stop = context.Event()
     arguments = (base.to_json(), optimizers, url, name, out, data_dir, stop)
