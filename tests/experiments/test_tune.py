@@ -52,10 +52,14 @@ def test_workers_share_the_grid_and_a_second_call_adds_nothing(tmp_path):
     assert len(runs) == 8
 
 
-def test_interrupted_it_goes_on_where_it_was(tmp_path):
+def tune_command(budget, out):
     size = ["--steps", "40", "--limit", "12000", "--layers", "1", "--hidden", "8"]
-    flags = ["--optimizers", "sgd", "--budget", "12", "--workers", "1", "--json"]
-    command = [sys.executable, "-m", "adaqn", "tune", *size, *flags, "--out", tmp_path]
+    flags = ["--optimizers", "sgd", "--budget", str(budget), "--workers", "1", "--json"]
+    return [sys.executable, "-m", "adaqn", "tune", *size, *flags, "--out", out]
+
+
+def test_interrupted_it_goes_on_where_it_was(tmp_path):
+    command = tune_command(12, tmp_path)
     first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     while len(list(tmp_path.glob("runs/*/result.json"))) < 3:
         assert first.poll() is None
@@ -69,9 +73,7 @@ def test_interrupted_it_goes_on_where_it_was(tmp_path):
 
 
 def test_a_killed_worker_loses_nothing(tmp_path):
-    size = ["--steps", "40", "--limit", "12000", "--layers", "1", "--hidden", "8"]
-    flags = ["--optimizers", "sgd", "--budget", "8", "--workers", "1", "--json"]
-    command = [sys.executable, "-m", "adaqn", "tune", *size, *flags, "--out", tmp_path]
+    command = tune_command(8, tmp_path)
     first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     while len(list(tmp_path.glob("runs/*/result.json"))) < 2:
         assert first.poll() is None

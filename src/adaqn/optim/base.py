@@ -59,7 +59,7 @@ class HistoryOptimizer(Optimizer):
         check_group(group)
         scalars = {k: group[k].reshape(()) for k in ("lr", "weight_decay") if isinstance(group[k], Tensor)}
         super().add_param_group({**param_group, **scalars})
-        everything = [p for group in self.param_groups for p in group["params"]]
+        everything = self._parameters()
         try:
             check_one_device(everything)
             if isinstance(self.options.curvature, ModelCurvature):
@@ -133,7 +133,7 @@ class HistoryOptimizer(Optimizer):
         An optimizer's parameters are found by identity, those of a state_dict by their order.
         """
         check_source(source, self.options.scaling)
-        everything = [p for group in self.param_groups for p in group["params"]]
+        everything = self._parameters()
         states = dict(zip(map(id, everything), source_states(source, everything), strict=True))
         m = self._current_memory()
         name = next(iter(m.scaling.vector_names), None)
@@ -142,8 +142,12 @@ class HistoryOptimizer(Optimizer):
 
     # ------------------------------------------------------------------ memory
 
+    def _parameters(self) -> list[Tensor]:
+        """All parameters, frozen ones too, in the order of the groups."""
+        return [p for group in self.param_groups for p in group["params"]]
+
     def _trainable(self) -> list[Tensor]:
-        params = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+        params = [p for p in self._parameters() if p.requires_grad]
         if not params:
             raise ValueError("no parameter requires a gradient: unfreeze what should be trained first")
         return params
@@ -197,7 +201,7 @@ class HistoryOptimizer(Optimizer):
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a saved state; if it does not fit, one error and nothing is changed."""
-        everything = [p for group in self.param_groups for p in group["params"]]
+        everything = self._parameters()
         taken: list[tuple[FlatParameters, list[checkpoint.Entry]]] = []
 
         def take(_: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
