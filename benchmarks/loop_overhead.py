@@ -31,7 +31,7 @@ def main() -> None:
     with progress_bars(["adam"]) as told:
         for step in range(given.steps):
             start = time.perf_counter()
-            run._one_step()
+            run.advance()
             told(0, Progress(run.step, given.steps, run._mean_loss() if run.step % 10 == 0 else None))
             times["laboratory"].append(time.perf_counter() - start)
             start = time.perf_counter()

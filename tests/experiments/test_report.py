@@ -53,7 +53,7 @@ def root(tmp_path_factory) -> Path:
     shutil.copytree(root / "adam", root / "copies" / "adam")
     killed = Run(SMALL, root / "killed")
     killed.begin()
-    killed._measure()
+    killed.measure()
     return root
 
 

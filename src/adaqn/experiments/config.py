@@ -8,6 +8,8 @@ import math
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+import torch
+
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.models import CELLS
 
@@ -38,6 +40,8 @@ class RunConfig:
     """Side of the images for pixel-mnist and mlp."""
     limit: int | None = None
     """Use only the first so many symbols or training examples."""
+    vocabulary: int | None = None
+    """Largest number of different words for word-lm; rarer ones are ``<unk>``."""
     spread: str = "variance"
     """How N(0, 0.01) is read: 0.01 as the ``variance`` or as the ``std``."""
     carry_state: bool = False
@@ -62,19 +66,20 @@ class RunConfig:
     def _task_defaults(self) -> dict[str, Any]:
         language = {"hidden": 100 if self.task == "char-lm" else 400, "length": 50, "batch_size": 32}
         language["layers"] = 2 if self.model in ("lstm", "gru") else 5
+        words = {**language, "vocabulary": 10_000}
         return {
             "char-lm": language,
-            "word-lm": language,
+            "word-lm": words,
             "pixel-mnist": {"layers": 1, "hidden": 100, "length": 0, "batch_size": 64},
             "addition": {"layers": 1, "hidden": 100, "length": 50, "batch_size": 64},
             "mlp": {"layers": 2, "hidden": 100, "length": 0, "batch_size": 64},
         }[self.task]
 
     def _check(self) -> None:
-        for name in ("layers", "hidden", "batch_size", "monitor_size", "evaluations", "threads"):
+        for name in ("layers", "hidden", "batch_size", "monitor_size", "evaluations"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("steps", "limit", "side"):
+        for name in ("steps", "limit", "side", "vocabulary"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("lr", "clip"):
@@ -88,8 +93,12 @@ class RunConfig:
             raise UserError(f"no model called {self.model!r} for {self.task}: give one of {', '.join(allowed)}")
         if self.spread not in ("variance", "std"):
             raise UserError(f"spread must be 'variance' or 'std', got {self.spread!r}")
+        if self.vocabulary is not None and self.task != "word-lm":
+            raise UserError(f"vocabulary is for word-lm: {self.task} takes its symbols as they are")
         if self.carry_state and self.task not in ("char-lm", "word-lm"):
             raise UserError(f"carry_state is for language models: the sequences of {self.task} are independent")
+
+        check_machine(self.threads, self.device)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -106,3 +115,15 @@ class RunConfig:
         """The same for two runs exactly if their numbers must be the same."""
         text = json.dumps(self.to_json(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def check_machine(threads: int, device: str) -> int:
+    """The number of threads, once it and the device are known to be usable here."""
+    if threads < 1:
+        raise UserError(f"threads must be at least 1, got {threads}")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"device {device!r} cannot be used here ({reason}): give cpu, or one that is there") from error
+    return threads

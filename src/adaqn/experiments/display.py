@@ -6,7 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from adaqn.experiments.training import Progress as RunProgress
 
@@ -43,5 +50,29 @@ def count_bars(labels: Sequence[str], total: int, *, quiet: bool = False) -> Ite
         def told(counts: dict[str, int]) -> None:
             for label, count in counts.items():
                 bars.update(tasks[label], completed=count)
+
+        yield told
+
+
+@contextmanager
+def figure_bar(total: int, *, quiet: bool = False) -> Iterator[Callable[[int, RunProgress], None]]:
+    """One bar for many runs: yields a function to tell (which run, how far)."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[said]}", markup=False),
+        TimeRemainingColumn(elapsed_when_finished=True),
+    )
+    done: dict[int, float] = {}
+    with Progress(*columns, console=Console(stderr=True, quiet=quiet), refresh_per_second=4) as bars:
+        bar = bars.add_task(f"{total} runs", total=float(total), said="")
+
+        def told(index: int, progress: RunProgress) -> None:
+            done[index] = progress.step / progress.steps
+            bars.update(bar, completed=sum(done.values()))
+            if progress.loss is not None:
+                finished = sum(share >= 1.0 for share in done.values())
+                bars.update(bar, said=f"{finished} finished, loss of the latest {progress.loss:.3f}")
 
         yield told

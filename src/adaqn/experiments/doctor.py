@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from adaqn import AdaQN
-from adaqn.experiments.config import TASKS, RunConfig
+from adaqn.experiments.config import TASKS, RunConfig, check_machine
 from adaqn.experiments.data import files
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.tasks import make_task
@@ -31,21 +31,22 @@ SETTINGS: dict[str, dict[str, Any]] = {
 READ_BYTES = 1 << 30
 
 
-def examine(model: str | None, threads: int, data_dir: Path | None = None) -> dict[str, Any]:
+def examine(model: str | None, threads: int, data_dir: Path | None = None, device: str = "cpu") -> dict[str, Any]:
     """Everything that the command prints."""
-    torch.set_num_threads(threads)
+    torch.set_num_threads(check_machine(threads, device))
     found: dict[str, Any] = {
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
         "threads": threads,
+        "device": device,
         "packages": {name: _version(name) for name in PACKAGES},
         "data": {
             name: all(files.find(file, data_dir) for file in members) for name, members in files.DATA_SETS.items()
         },
-        "read_gb_per_second": round(read_bandwidth(), 1),
+        "read_gb_per_second": round(read_bandwidth(device), 1),
     }
     if model is not None:
-        network = load_model(model, data_dir)
+        network = load_model(model, data_dir).to(device)
         found["model"] = {
             "name": model,
             "parameters": sum(p.numel() for p in network.parameters() if p.requires_grad),
@@ -54,13 +55,13 @@ def examine(model: str | None, threads: int, data_dir: Path | None = None) -> di
     return found
 
 
-def read_bandwidth() -> float:
+def read_bandwidth(device: str = "cpu") -> float:
     """GB/s of reading initialised memory larger than most caches; the best of a few passes."""
-    block = torch.ones(READ_BYTES // 4)
+    block = torch.ones(READ_BYTES // 4, device=device)
     times = []
     for _ in range(4):
         start = time.perf_counter()
-        block.sum()
+        float(block.sum())  # waits for the device
         times.append(time.perf_counter() - start)
     return READ_BYTES / min(times) / 1e9
 

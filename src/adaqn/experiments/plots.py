@@ -21,7 +21,7 @@ from adaqn.experiments.runner import Finished
 from adaqn.experiments.storage import write_atomically
 
 # Okabe and Ito's palette: told apart by colour-blind readers too. A name has the same colour in every figure.
-_PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999"]
+PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999"]
 _FIXED = {"adaqn": 0, "adagrad": 4, "adam": 1, "soap": 2, "muon": 3, "shampoo": 5, "rmsprop": 6, "nag": 7}
 
 
@@ -39,7 +39,7 @@ class Curve:
 
 
 def colour(optimizer: str) -> str:
-    return _PALETTE[_FIXED.get(optimizer, sum(optimizer.encode()) % len(_PALETTE))]
+    return PALETTE[_FIXED.get(optimizer, sum(optimizer.encode()) % len(PALETTE))]
 
 
 def curve(runs: Sequence[Finished], label: str, key: str, against: str = "epoch") -> Curve:
@@ -63,6 +63,11 @@ def draw(axes: Axes, curves: Sequence[Curve], *, xlabel: str, ylabel: str, title
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
     axes.set_title(title, loc="left", fontsize=10)
+    plain(axes)
+
+
+def plain(axes: Axes) -> None:
+    """A faint grid, no frame, a legend without a box."""
     axes.grid(alpha=0.25, linewidth=0.5)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)

@@ -165,18 +165,14 @@ def command(config: RunConfig, seeds: Sequence[int]) -> str:
     words += [] if config.lr is None else ["--lr", repr(config.lr)]
     for name, value in sorted(config.options.items()):
         words += ["--option", f"{name}={option_text(value)}"]
-    usual, hidden = RunConfig(config.task, model=config.model).complete(), ""
+    usual = RunConfig(config.task, model=config.model).complete()
     for name in (f.name for f in fields(RunConfig) if f.name not in NAMED):
         value = getattr(config, name)
-        if value is None or value == getattr(usual, name):
-            continue
-        if name == "monitor_size":
-            hidden = f"  # with monitor_size={value}, which no option sets"
-        else:
+        if value is not None and value != getattr(usual, name):
             words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
     if len(seeds) == 1:
-        return f"{shlex.join(words)} --seed {seeds[0]}{hidden}"
-    return f'for seed in {" ".join(map(str, seeds))}; do {shlex.join(words)} --seed "$seed"; done{hidden}'
+        return f"{shlex.join(words)} --seed {seeds[0]}"
+    return f'for seed in {" ".join(map(str, seeds))}; do {shlex.join(words)} --seed "$seed"; done'
 
 
 def option_text(value: Any) -> str:

@@ -60,6 +60,8 @@ def run_one(
         run.train(listener)
         done = finished(folder)
         assert done is not None
+    elif listener is not None:
+        listener(Progress(done.result["steps"], done.result["steps"], None))
     return done
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from adaqn.experiments.config import RunConfig
+from adaqn.experiments.config import RunConfig, check_machine
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.storage import load_checkpoint, read_json
 from adaqn.experiments.tasks import LanguageModel, make_task
@@ -15,12 +16,21 @@ from adaqn.experiments.training import CHECKPOINT, CONFIG
 
 @torch.no_grad()
 def sample(
-    folder: Path, count: int, *, prompt: str = "", temperature: float = 1.0, seed: int = 0, data_dir: Path | None = None
+    folder: Path,
+    count: int,
+    *,
+    prompt: str = "",
+    temperature: float = 1.0,
+    seed: int = 0,
+    data_dir: Path | None = None,
+    threads: int = 1,
+    device: str = "cpu",
 ) -> str:
     """``count`` symbols after the prompt, from the last checkpoint of the run in ``folder``."""
     if count < 1 or not temperature > 0:
         raise UserError(f"the length must be at least 1 and the temperature positive, got {count} and {temperature}")
-    config = RunConfig.from_json(read_json(folder / CONFIG)["run"])
+    torch.set_num_threads(check_machine(threads, device))
+    config = replace(RunConfig.from_json(read_json(folder / CONFIG)["run"]), device=device)
     task = make_task(config.complete(), data_dir)
     if not isinstance(task, LanguageModel):
         raise UserError(f"the run in {folder} is of {config.task}, which is no language model")
@@ -36,13 +46,13 @@ def sample(
     if unknown:
         raise UserError(f"the prompt has {unknown[0]!r}, which is not in the vocabulary of {config.data}")
     generator = torch.Generator().manual_seed(seed)
-    fed = torch.tensor([[index[s] for s in symbols] or [int(task.corpus.splits["train"][0])]])
+    fed = torch.tensor([[index[s] for s in symbols] or [int(task.corpus.splits["train"][0])]], device=device)
     hidden = None
     drawn: list[str] = []
     for _ in range(count):
         logits, hidden = model(fed, hidden)
-        chances = torch.softmax(logits[0, -1].double() / temperature, dim=0)
+        chances = torch.softmax(logits[0, -1].double().cpu() / temperature, dim=0)
         chosen = int(torch.multinomial(chances, 1, generator=generator))
         drawn.append(task.corpus.vocabulary[chosen])
-        fed = torch.tensor([[chosen]])
+        fed = torch.tensor([[chosen]], device=device)
     return prompt + ((" " if prompt else "") + " ".join(drawn).replace("<eos>", "\n") if by_word else "".join(drawn))

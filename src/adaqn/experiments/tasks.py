@@ -120,7 +120,11 @@ class LanguageModel(Task):
     recurrent_text = True
 
     def __init__(self, config: RunConfig, data_dir: Path | None = None) -> None:
-        corpus = (word_corpus if config.task == "word-lm" else character_corpus)(config.data, data_dir, config.limit)
+        if config.task == "word-lm":
+            assert config.vocabulary is not None
+            corpus = word_corpus(config.data, data_dir, config.limit, config.vocabulary)
+        else:
+            corpus = character_corpus(config.data, data_dir, config.limit)
         assert config.length is not None
         splits = {split: sequences(corpus.splits[split], config.length, f"{config.data} ({split})") for split in SPLITS}
         super().__init__(config, splits, corpus.sha256)

@@ -70,15 +70,15 @@ class Run:
         """Go on until the last step; returns the result. Interrupted, it saves where it is."""
         checkpoint_every = float(os.environ.get(CHECKPOINT_VARIABLE, 30.0))
         if not self.metrics:
-            self._measure()
+            self.measure()
         saved = time.monotonic()
         try:
             while self.step < self.total:
-                self._one_step()
+                self.advance()
                 if listener is not None:
                     listener(Progress(self.step, self.total, self._mean_loss() if self.step % 10 == 0 else None))
                 if self.step % self.every == 0 or self.step == self.total:
-                    self._measure()
+                    self.measure()
                 if time.monotonic() - saved > checkpoint_every:
                     self.save()
                     saved = time.monotonic()
@@ -91,7 +91,7 @@ class Run:
             write_json(self.folder / RESULT, result)
         return result
 
-    def _one_step(self) -> None:
+    def advance(self) -> None:
         start = time.perf_counter()
         x, target = self.task.batch(self.step)
         hidden = self.hidden if self.task.continues(self.step) else None
@@ -126,7 +126,7 @@ class Run:
 
     # ------------------------------------------------------------------ measuring
 
-    def _measure(self) -> None:
+    def measure(self) -> None:
         record: dict[str, Any] = {
             "step": self.step,
             "epoch": self.step / self.task.steps_per_epoch,

@@ -7,6 +7,7 @@ import itertools
 import math
 import multiprocessing as mp
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -30,30 +31,54 @@ SECOND: dict[str, list[dict[str, Any]]] = {
     "adaqn": [{"cycle_length": length} for length in (2, 5, 10, 20)],
     "adam": [{"betas": list(betas)} for betas in itertools.product((0.9, 0.95), (0.99, 0.999))],
 }
+USUAL = {"adaqn": 1, "adam": 1}
+"""The choice that is the method's own default: L = 5, betas = (0.9, 0.999)."""
 DECADES = 1.0
 """The grid of step sizes reaches this far above and below the optimizer's own default."""
+SEARCHES = ("grid", "staged", "lr")
 
 
-def grid(optimizer: str, budget: int) -> list[Point]:
-    """``budget`` points: step sizes in equal ratios, for each of the optimizer's other choices.
+def step_sizes(optimizer: str, count: int) -> list[float]:
+    """In equal ratios around the optimizer's default, to three digits."""
+    exponents = [0.0] if count == 1 else [DECADES * (2 * i / (count - 1) - 1) for i in range(count)]
+    return [float(f"{entry(optimizer).lr * 10**e:.3g}") for e in exponents]
 
-    >>> [round(point["lr"], 4) for point in grid("sgd", 3)]
+
+def grid(optimizer: str, budget: int, search: str = "grid") -> list[Point]:
+    """The points to begin with. ``"grid"``: every step size with every other choice, ``budget`` in all. ``"staged"``:
+    the step sizes with the usual choice; the other choices follow at the best of them, ``budget`` in all too.
+    ``"lr"``: step sizes alone.
+
+    >>> [point["lr"] for point in grid("sgd", 3)]
     [0.01, 0.1, 1.0]
+    >>> len(grid("adaqn", 9, "staged"))
+    6
     """
-    second = len(SECOND.get(optimizer, [{}]))
+    if search not in SEARCHES:
+        raise UserError(f"no search called {search!r}: give one of {', '.join(SEARCHES)}")
+    second = 1 if search == "lr" else len(SECOND.get(optimizer, [{}]))
+    if search != "grid":
+        if budget < second:
+            raise UserError(f"the budget of {optimizer} must be at least {second}, its choices beside lr; got {budget}")
+        usual = USUAL.get(optimizer, 0)
+        return [{"lr": lr, "choice": usual} for lr in step_sizes(optimizer, budget - second + 1)]
     if budget < 1 or budget % second:
         raise UserError(
             f"the budget of {optimizer} must be a multiple of {second}, its choices beside lr; got {budget}"
         )
-    count, center = budget // second, entry(optimizer).lr
-    exponents = [0.0] if count == 1 else [DECADES * (2 * i / (count - 1) - 1) for i in range(count)]
-    return [{"lr": center * 10**e, "choice": c} for e in exponents for c in range(second)]
+    return [{"lr": lr, "choice": c} for lr in step_sizes(optimizer, budget // second) for c in range(second)]
+
+
+def second_stage(optimizer: str, lr: float) -> list[Point]:
+    """The choices that were not tried yet, at one step size."""
+    usual = USUAL.get(optimizer, 0)
+    return [{"lr": lr, "choice": c} for c in range(len(SECOND.get(optimizer, [{}]))) if c != usual]
 
 
 def configured(base: RunConfig, optimizer: str, point: Point) -> RunConfig:
     """The run of a point of the grid."""
     choice = SECOND.get(optimizer, [{}])[int(point["choice"])]
-    return replace(base, optimizer=optimizer, lr=point["lr"], options={**base.options, **choice})
+    return replace(base, optimizer=optimizer, lr=point["lr"], options={**choice, **base.options})
 
 
 def storage(url: str) -> RDBStorage:
@@ -70,20 +95,25 @@ def lock(out: Path, name: str) -> FileLock:
     return FileLock(folder / f"{name}.lock")
 
 
-def prepare(base: RunConfig, optimizers: list[str], budget: int, url: str, name: str, out: Path) -> None:
+def claim_name(name: str, optimizer: str, number: int) -> str:
+    return f"{name}-{optimizer}-{number}".replace("/", "-")
+
+
+def prepare(base: RunConfig, points: dict[str, list[Point]], url: str, name: str, out: Path) -> None:
     """Queue every point that is not there yet, and those whose worker died."""
-    for optimizer in optimizers:
+    for optimizer, wanted in points.items():
         study = optuna.create_study(
             storage=storage(url), study_name=f"{name}/{optimizer}", direction="minimize", load_if_exists=True
         )
         study.set_user_attr("base", base.to_json())
         for trial in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
-            if (out / "locks" / f"{optimizer}-{trial.number}.lock").exists():  # it was run here
-                with contextlib.suppress(Timeout), lock(out, f"{optimizer}-{trial.number}").acquire(timeout=0):
+            claim = claim_name(name, optimizer, trial.number)
+            if (out / "locks" / f"{claim}.lock").exists():  # it was run here
+                with contextlib.suppress(Timeout), lock(out, claim).acquire(timeout=0):
                     study.tell(trial.number, state=TrialState.FAIL)
                     study.enqueue_trial(trial.params)
         known = [t.system_attrs.get("fixed_params", t.params) for t in study.get_trials(deepcopy=False)]
-        for point in grid(optimizer, budget):
+        for point in wanted:
             if not any(_same(point, other) for other in known):
                 study.enqueue_trial(point)
 
@@ -107,7 +137,7 @@ def work(
                 if not study.get_trials(deepcopy=False, states=[TrialState.WAITING]):
                     break
                 trial = study.ask()
-                held = lock(out, f"{optimizer}-{trial.number}")
+                held = lock(out, claim_name(name, optimizer, trial.number))
                 held.acquire()
             point = {
                 "lr": trial.suggest_float("lr", 1e-12, 1e12, log=True),  # queued: only the range is declared here
@@ -132,20 +162,44 @@ def tune(
     budget: int,
     out: Path,
     *,
+    search: str = "grid",
     url: str | None = None,
     name: str = "tuning",
     workers: int = 2,
     data_dir: Path | None = None,
     told: Callable[[dict[str, int]], None] | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Run the whole grid; returns for each optimizer its best point by validation loss, and all points."""
+    """Run the whole search; returns for each optimizer its best point by validation loss, and all points."""
     base = base.complete()
-    for optimizer in optimizers:
-        grid(optimizer, budget)  # a wrong budget is told before anything is made
+    points = {optimizer: grid(optimizer, budget, search) for optimizer in optimizers}  # tells of a wrong budget
     out.mkdir(parents=True, exist_ok=True)
     url = url or f"sqlite:///{out / 'tuning.db'}"
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    prepare(base, optimizers, budget, url, name, out)
+    prepare(base, points, url, name, out)
+    drain(base, optimizers, url, name, out, workers, data_dir, told)
+    if search == "staged":
+        while running(optimizers, url, name):  # elsewhere: which step size is best is not known yet
+            time.sleep(1.0)
+            prepare(base, points, url, name, out)
+            drain(base, optimizers, url, name, out, workers, data_dir, told)
+        found = results(optimizers, url, name)
+        others = {o: second_stage(o, _best_step_size(o, found[o]["trials"])) for o in optimizers}
+        prepare(base, others, url, name, out)
+        drain(base, optimizers, url, name, out, workers, data_dir, told)
+    return results(optimizers, url, name)
+
+
+def drain(
+    base: RunConfig,
+    optimizers: list[str],
+    url: str,
+    name: str,
+    out: Path,
+    workers: int,
+    data_dir: Path | None,
+    told: Callable[[dict[str, int]], None] | None,
+) -> None:
+    """Work until no point is waiting, in processes that save where they are when interrupted."""
     context = mp.get_context("spawn")
     stop = context.Event()
     arguments = (base.to_json(), optimizers, url, name, out, data_dir, stop)
@@ -166,7 +220,18 @@ def tune(
     failed = [process.exitcode for process in processes if process.exitcode]
     if failed:
         raise UserError(f"{len(failed)} of {workers} workers failed; run the same command again to go on")
-    return results(optimizers, url, name)
+
+
+def running(optimizers: list[str], url: str, name: str) -> bool:
+    studies = (optuna.load_study(storage=url, study_name=f"{name}/{optimizer}") for optimizer in optimizers)
+    return any(study.get_trials(deepcopy=False, states=[TrialState.RUNNING]) for study in studies)
+
+
+def _best_step_size(optimizer: str, trials: list[dict[str, Any]]) -> float:
+    usual = SECOND.get(optimizer, [{}])[USUAL.get(optimizer, 0)]
+    first = [trial for trial in trials if all(trial[key] == value for key, value in usual.items())]
+    lr: float = min(first, key=lambda trial: trial["valid_loss"])["lr"]
+    return lr
 
 
 def finished_counts(optimizers: list[str], url: str, name: str) -> dict[str, int]:

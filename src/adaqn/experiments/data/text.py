@@ -74,20 +74,27 @@ def dickens(raw: bytes) -> str:
 
 
 def character_corpus(data: str, data_dir: Path | None = None, limit: int | None = None) -> Corpus:
-    """The text by characters; ``limit`` takes the first so many."""
-    parts = {split: list(text[:limit]) for split, text in load_text(data, data_dir).items()}
+    """The text by characters; ``limit`` takes the first so many in all."""
+    parts = {split: list(text[: _share(limit, split)]) for split, text in load_text(data, data_dir).items()}
     return _corpus(data, parts)
+
+
+def _share(limit: int | None, split: str) -> int | None:
+    """How much of a limited text a split of its own may have: 90, 5 and 5 of a hundred, as where we split."""
+    if limit is None or split == "all":
+        return limit
+    return max(1, round(limit * (0.9 if split == "train" else 0.05)))
 
 
 def word_corpus(data: str, data_dir: Path | None = None, limit: int | None = None, largest: int = 10_000) -> Corpus:
     """The text by words, with ``<eos>`` for each end of a line; words beyond the ``largest`` vocabulary are ``<unk>``.
 
-    Penn Treebank comes with its own 10,000 words.
+    Penn Treebank comes with its own 10,000 words. What is frequent is counted in the training split.
     """
     parts = {}
     for split, text in load_text(data, data_dir).items():
         words = [word for line in text.splitlines() for word in [*line.split(), "<eos>"]]
-        parts[split] = words[:limit]
+        parts[split] = words[: _share(limit, split)]
     counts: dict[str, int] = {}
     for word in parts.get("train", parts.get("all", [])):
         counts[word] = counts.get(word, 0) + 1

@@ -1,0 +1,1 @@
+"""The paper's figures, and what its text claims without one, each by one command."""

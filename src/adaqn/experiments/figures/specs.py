@@ -1,0 +1,137 @@
+"""What each figure shows: its panels, their curves, and the sizes of the runs at each scale."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from adaqn.experiments.config import RunConfig
+from adaqn.experiments.errors import UserError
+
+SCALES = ("quick", "paper")
+RIVALS = ("adaqn", "adagrad", "adam")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A curve: an optimizer with options of its own."""
+
+    name: str
+    """By which its step size is found in the tuning file."""
+    optimizer: str
+    label: str
+    options: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes: the same task, model, data and length for every curve."""
+
+    title: str
+    base: RunConfig
+    variants: tuple[Variant, ...]
+    search: str = "staged"
+
+    @property
+    def cell(self) -> str:
+        """Its name in the tuning file."""
+        return f"{self.base.task}/{self.base.data}/{self.base.model}"
+
+
+@dataclass(frozen=True)
+class FigureSpec:
+    """A figure: what it is of, its panels, and what is drawn against what."""
+
+    name: str
+    title: str
+    panels: tuple[Panel, ...]
+    metric: str = "test_loss"
+    columns: int = 3
+
+
+PLAIN = {
+    "adaqn": Variant("adaqn", "adaqn", "adaQN"),
+    "adagrad": Variant("adagrad", "adagrad", "Adagrad"),
+    "adam": Variant("adam", "adam", "Adam"),
+}
+# The claims of the paper's sections 3.2 to 3.4, one change each.
+ABLATION = (
+    Variant("adaqn", "adaqn", "as in the paper"),
+    Variant("barzilai-borwein", "adaqn", "Barzilai-Borwein H0", (("scaling", "barzilai_borwein"),)),
+    Variant("empirical-fisher", "adaqn", "empirical Fisher", (("curvature", "empirical_fisher"),)),
+    Variant("moving-anchor", "adaqn", "anchor moves on a skip", (("anchor_patience", 1),)),
+    Variant("no-rejection", "adaqn", "without rejection", (("acceptance", "none"),)),
+)
+CYCLE_LENGTHS = (2, 5, 10, 20)
+SENSITIVITY = (
+    *(Variant(f"L={length}", "adaqn", f"adaQN, L = {length}", (("cycle_length", length),)) for length in CYCLE_LENGTHS),
+    PLAIN["adagrad"],
+    PLAIN["adam"],
+)
+
+
+def sizes(task: str, scale: str) -> dict[str, Any]:
+    """How long, how wide, how much data. ``paper`` is what the paper says, and a task's default where it is silent."""
+    quick: dict[str, dict[str, Any]] = {
+        "char-lm": {"limit": 225_000, "epochs": 5.0, "evaluations": 2},
+        "word-lm": {
+            "limit": 120_000, "vocabulary": 1_000, "hidden": 100, "batch_size": 16, "epochs": 4.0, "evaluations": 2,
+        },
+        "pixel-mnist": {"side": 14, "steps": 1_000, "evaluations": 8},
+        "addition": {"length": 50, "steps": 3_000},
+    }  # fmt: skip
+    paper: dict[str, dict[str, Any]] = {
+        "char-lm": {"epochs": 100.0},
+        "word-lm": {"epochs": 100.0},
+        "pixel-mnist": {"side": 28, "epochs": 100.0, "batch_size": 16},
+        "addition": {"length": 100, "epochs": 100.0},
+    }
+    return {"quick": quick, "paper": paper}[scale][task]
+
+
+def _panel(title: str, task: str, data: str, model: str, scale: str, **changes: Any) -> Panel:
+    base = replace(RunConfig(task=task, data=data, model=model), **sizes(task, scale))
+    return replace(Panel(title, base, tuple(PLAIN[name] for name in RIVALS)), **changes)
+
+
+def _texts(model: str, scale: str) -> tuple[Panel, ...]:
+    name = {"tanh": "tanh", "relu": "ReLU", "lstm": "LSTM"}[model]
+    return (
+        _panel(f"Dickens, {name}", "char-lm", "dickens", model, scale),
+        _panel(f"Nietzsche, {name}", "char-lm", "nietzsche", model, scale),
+        _panel(f"Penn Treebank, {name}", "word-lm", "ptb", model, scale),
+    )
+
+
+def figure_spec(name: str, scale: str) -> FigureSpec:
+    """The figure of that name at that scale."""
+    if scale not in SCALES:
+        raise UserError(f"no scale called {scale!r}: give one of {', '.join(SCALES)}")
+    language = (*_texts("tanh", scale), *_texts("relu", scale))
+    if name == "lm":
+        return FigureSpec(name, "Language models: test loss", language)
+    if name == "memory":
+        only = tuple(replace(panel, variants=(PLAIN["adaqn"],)) for panel in language)
+        return FigureSpec(name, "Average L-BFGS memory per epoch", only, "average_memory")
+    if name == "lstm":
+        return FigureSpec(name, "LSTMs: test loss", _texts("lstm", scale))
+    if name == "mnist":
+        panel = _panel("MNIST, one pixel a step", "pixel-mnist", "mnist", "tanh", scale)
+        return FigureSpec(name, "MNIST by pixels", (panel, panel), columns=2)
+    if name == "addition":
+        panel = _panel("the addition problem", "addition", "embedded", "tanh", scale)
+        return FigureSpec(name, "The addition problem: test loss", (panel,), columns=1)
+    if name == "ablation":
+        changes = {"variants": ABLATION, "search": "lr"}
+        panels = (
+            _panel("Dickens, tanh", "char-lm", "dickens", "tanh", scale, **changes),
+            _panel("Dickens, LSTM", "char-lm", "dickens", "lstm", scale, **changes),
+        )
+        return FigureSpec(name, "What each part of adaQN does: test loss", panels, columns=2)
+    if name == "sensitivity":
+        panel = _panel("Dickens, tanh", "char-lm", "dickens", "tanh", scale, variants=SENSITIVITY, search="lr")
+        return FigureSpec(name, "Step size and cycle length: validation loss at the end", (panel,), columns=1)
+    raise UserError(f"no figure called {name!r}: give one of {', '.join(FIGURES)}")
+
+
+FIGURES = ("lm", "memory", "mnist", "lstm", "addition", "ablation", "sensitivity")

@@ -1,0 +1,81 @@
+"""The tuning file: which step size each curve of a figure runs with, and the search that found it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from adaqn.experiments.config import RunConfig
+from adaqn.experiments.errors import UserError
+from adaqn.experiments.figures.specs import Panel, Variant
+from adaqn.experiments.storage import read_json, write_json
+from adaqn.experiments.tune import tune
+
+BUDGET = 9
+"""Runs of each curve in a search: for adaQN and Adam six step sizes, then three values of L or of the betas."""
+
+Told = Callable[[dict[str, int]], None]
+"""Is told how many runs of which curve are finished."""
+
+
+def packaged(scale: str) -> Path:
+    """The file that comes with the package."""
+    return Path(__file__).with_name(f"{scale}.json")
+
+
+def read_tuning(path: Path) -> dict[str, Any]:
+    """cell → curve → what was found; nothing where there is no file yet."""
+    cells: dict[str, Any] = read_json(path)["cells"] if path.exists() else {}
+    return cells
+
+
+def search_panel(
+    panel: Panel, path: Path, command: str, out: Path, workers: int, data_dir: Path | None, told: Told | None = None
+) -> None:
+    """Tune every curve of a panel with the same budget on seed 0, and write what was found into the file."""
+    found: dict[str, Any] = {}
+    for variant in panel.variants:
+        listener = None if told is None else partial(_retell, told, variant.name)
+        base = replace(panel.base, options=dict(variant.options))
+        study = f"{panel.cell}/{panel.search}/{variant.name}"
+        done = tune(
+            base, [variant.optimizer], BUDGET, out, search=panel.search, name=study, workers=workers, data_dir=data_dir,
+            told=listener,
+        )  # fmt: skip
+        found[variant.name] = {"search": panel.search, "budget": BUDGET, **done[variant.optimizer]}
+        contents = read_json(path) if path.exists() else {"cells": {}}
+        cell = contents["cells"].setdefault(key(panel), {"command": command, "base": base_json(panel), "curves": {}})
+        if cell["base"] != base_json(panel):
+            cell.update(base=base_json(panel), curves={})  # other sizes: what was found for those is of no use
+        cell["command"] = command
+        cell["curves"] |= found
+        write_json(path, contents)
+
+
+def _retell(told: Told, curve: str, counts: dict[str, int]) -> None:
+    told({curve: sum(counts.values())})
+
+
+def key(panel: Panel) -> str:
+    """One entry per panel and kind of search."""
+    return f"{panel.cell}/{panel.search}"
+
+
+def base_json(panel: Panel) -> dict[str, Any]:
+    """What the search was run on, without what it varied."""
+    left_out = ("optimizer", "lr", "options", "seed", "threads", "device")
+    return {name: value for name, value in panel.base.complete().to_json().items() if name not in left_out}
+
+
+def tuned_run(panel: Panel, variant: Variant, cells: dict[str, Any], path: Path) -> RunConfig:
+    """The run of a curve with its tuned step size."""
+    curves = cells.get(key(panel), {}).get("curves", {})
+    if variant.name not in curves:
+        raise UserError(f"{path} has no step size for {variant.name} on {panel.cell}: run the figure with --tune first")
+    best = dict(curves[variant.name]["best"])
+    best.pop("valid_loss")
+    lr = best.pop("lr")
+    return replace(panel.base, optimizer=variant.optimizer, lr=lr, options={**best, **dict(variant.options)})
