@@ -228,6 +228,8 @@ def run() -> None:
     except UserError as error:
         print(f"adaqn: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("adaqn: interrupted; what was done so far is saved", file=sys.stderr)
+    except (KeyboardInterrupt, SystemExit) as end:  # typer makes the first into the second, without a word
+        if isinstance(end, SystemExit) and end.code != 130:
+            raise
+        print("adaqn: interrupted; what was done so far is saved, and the same command goes on", file=sys.stderr)
         sys.exit(130)

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import math
 import multiprocessing as mp
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -21,7 +22,8 @@ from optuna.trial import TrialState
 from adaqn.experiments.config import RunConfig
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.optimizers import entry
-from adaqn.experiments.runner import folder_name, run_one
+from adaqn.experiments.runner import folder_name, interrupts_noted, run_one
+from adaqn.experiments.storage import warnings_kept
 from adaqn.experiments.training import Progress
 
 Point = dict[str, float]
@@ -84,8 +86,18 @@ def configured(base: RunConfig, optimizer: str, point: Point) -> RunConfig:
 def storage(url: str) -> RDBStorage:
     try:
         return RDBStorage(url)
-    except Exception as error:
-        raise UserError(f"cannot open the storage {url}: {error}") from error
+    except Exception as error:  # whatever the database's driver raises
+        reason = str(error).splitlines()[0]
+        raise UserError(f"cannot open the storage {without_password(url)}: {reason}") from error
+
+
+def without_password(url: str) -> str:
+    """The address as it may be shown.
+
+    >>> without_password("postgresql://me:secret@host/studies")
+    'postgresql://me:***@host/studies'
+    """
+    return re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", url)
 
 
 def lock(out: Path, name: str) -> FileLock:
@@ -112,7 +124,7 @@ def prepare(base: RunConfig, points: dict[str, list[Point]], url: str, name: str
                 with contextlib.suppress(Timeout), lock(out, claim).acquire(timeout=0):
                     study.tell(trial.number, state=TrialState.FAIL)
                     study.enqueue_trial(trial.params)
-        known = [t.system_attrs.get("fixed_params", t.params) for t in study.get_trials(deepcopy=False)]
+        known = [_point(t) for t in study.get_trials(deepcopy=False) if t.state is not TrialState.FAIL]
         for point in wanted:
             if not any(_same(point, other) for other in known):
                 study.enqueue_trial(point)
@@ -137,6 +149,9 @@ def work(
                 if not study.get_trials(deepcopy=False, states=[TrialState.WAITING]):
                     break
                 trial = study.ask()
+                if _is_duplicate(study, trial.number):
+                    study.tell(trial, state=TrialState.FAIL)
+                    continue
                 held = lock(out, claim_name(name, optimizer, trial.number))
                 held.acquire()
             point = {
@@ -145,7 +160,9 @@ def work(
             }
             config = configured(base, optimizer, point)
             try:
-                done = run_one(config, out / "runs" / folder_name(config), data_dir, stop_when_told)
+                folder = out / "runs" / folder_name(config)
+                with warnings_kept(folder):
+                    done = run_one(config, folder, data_dir, stop_when_told)
                 loss = done.result["final"]["valid_loss"]
                 study.tell(trial, loss if math.isfinite(loss) else math.inf)
             except KeyboardInterrupt:
@@ -154,6 +171,23 @@ def work(
                 return
             finally:
                 held.release()
+
+
+def _is_duplicate(study: optuna.Study, number: int) -> bool:
+    """Was the same point queued before? Two machines that start at once both queue the whole grid.
+
+    Or is there no point? Another machine may have taken the last one since we looked.
+    """
+    trials = study.get_trials(deepcopy=False)
+    point = _point(trials[number])
+    if not point:
+        return True
+    return any(_same(_point(earlier), point) for earlier in trials[:number] if earlier.state is not TrialState.FAIL)
+
+
+def _point(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
+    point: dict[str, Any] = trial.system_attrs.get("fixed_params", trial.params)
+    return point
 
 
 def tune(
@@ -204,18 +238,16 @@ def drain(
     stop = context.Event()
     arguments = (base.to_json(), optimizers, url, name, out, data_dir, stop)
     processes = [context.Process(target=work, args=arguments, daemon=True) for _ in range(workers)]
-    # A flag rather than an exception: one raised inside the database's own clean-up would be lost.
-    before = signal.signal(signal.SIGINT, lambda *_: stop.set())
-    try:
+    with interrupts_noted() as interrupted:
         for process in processes:
             process.start()
         while alive := [process for process in processes if process.is_alive()]:
-            if told is not None:
+            if interrupted.is_set():
+                stop.set()
+            elif told is not None:
                 told(finished_counts(optimizers, url, name))
             alive[0].join(0.5)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if stop.is_set():
+    if interrupted.is_set():
         raise KeyboardInterrupt
     failed = [process.exitcode for process in processes if process.exitcode]
     if failed:
@@ -257,5 +289,5 @@ def results(optimizers: list[str], url: str, name: str) -> dict[str, dict[str, A
     return found
 
 
-def _same(a: Point, b: dict[str, Any]) -> bool:
-    return a["choice"] == b.get("choice") and math.isclose(a["lr"], b.get("lr", -1.0), rel_tol=1e-9)
+def _same(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    return a.get("choice") == b.get("choice") and math.isclose(a.get("lr", -2.0), b.get("lr", -1.0), rel_tol=1e-9)

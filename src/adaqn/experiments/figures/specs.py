@@ -31,6 +31,8 @@ class Panel:
     base: RunConfig
     variants: tuple[Variant, ...]
     search: str = "staged"
+    budget: int = 9
+    """Runs of each curve in the search: for adaQN and Adam six step sizes, then three values of L or of the betas."""
 
     @property
     def cell(self) -> str:
@@ -122,7 +124,7 @@ def figure_spec(name: str, scale: str) -> FigureSpec:
         panel = _panel("the addition problem", "addition", "embedded", "tanh", scale)
         return FigureSpec(name, "The addition problem: test loss", (panel,), columns=1)
     if name == "ablation":
-        changes = {"variants": ABLATION, "search": "lr"}
+        changes = {"variants": ABLATION, "search": "lr", "budget": 6}
         panels = (
             _panel("Dickens, tanh", "char-lm", "dickens", "tanh", scale, **changes),
             _panel("Dickens, LSTM", "char-lm", "dickens", "lstm", scale, **changes),

@@ -14,9 +14,6 @@ from adaqn.experiments.figures.specs import Panel, Variant
 from adaqn.experiments.storage import read_json, write_json
 from adaqn.experiments.tune import tune
 
-BUDGET = 9
-"""Runs of each curve in a search: for adaQN and Adam six step sizes, then three values of L or of the betas."""
-
 Told = Callable[[dict[str, int]], None]
 """Is told how many runs of which curve are finished."""
 
@@ -42,10 +39,10 @@ def search_panel(
         base = replace(panel.base, options=dict(variant.options))
         study = f"{panel.cell}/{panel.search}/{variant.name}"
         done = tune(
-            base, [variant.optimizer], BUDGET, out, search=panel.search, name=study, workers=workers, data_dir=data_dir,
-            told=listener,
+            base, [variant.optimizer], panel.budget, out, search=panel.search, name=study, workers=workers,
+            data_dir=data_dir, told=listener,
         )  # fmt: skip
-        found[variant.name] = {"search": panel.search, "budget": BUDGET, **done[variant.optimizer]}
+        found[variant.name] = {"search": panel.search, "budget": panel.budget, **done[variant.optimizer]}
         contents = read_json(path) if path.exists() else {"cells": {}}
         cell = contents["cells"].setdefault(key(panel), {"command": command, "base": base_json(panel), "curves": {}})
         if cell["base"] != base_json(panel):
