@@ -127,8 +127,8 @@ def tune(
         print(f"{budget} runs for each of {', '.join(names)}: {budget * len(names)} in all, {workers} at a time")
     with count_bars(names, budget, quiet=as_json) as told:
         found = tuning.tune(
-            base, names, budget, out, search=search, url=storage, name=name, workers=workers, data_dir=data_dir,
-            told=told,
+            tuning.for_optimizers(base, names), budget, out, search=search, url=storage, name=name, workers=workers,
+            data_dir=data_dir, told=told,
         )  # fmt: skip
     write_json(out / "tuned.json", found)
     if as_json:

@@ -9,7 +9,7 @@ import multiprocessing as mp
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ from adaqn.experiments.storage import warnings_kept
 from adaqn.experiments.training import Progress
 
 Point = dict[str, float]
+Curves = dict[str, RunConfig]
+"""What is tuned, by name: each an optimizer, perhaps with options of its own."""
 
 # What the paper tunes beside the step size, as choices by number: Optuna stores numbers best.
 SECOND: dict[str, list[dict[str, Any]]] = {
@@ -77,10 +79,15 @@ def second_stage(optimizer: str, lr: float) -> list[Point]:
     return [{"lr": lr, "choice": c} for c in range(len(SECOND.get(optimizer, [{}]))) if c != usual]
 
 
-def configured(base: RunConfig, optimizer: str, point: Point) -> RunConfig:
+def configured(base: RunConfig, point: Point) -> RunConfig:
     """The run of a point of the grid."""
-    choice = SECOND.get(optimizer, [{}])[int(point["choice"])]
-    return replace(base, optimizer=optimizer, lr=point["lr"], options={**choice, **base.options})
+    choice = SECOND.get(base.optimizer, [{}])[int(point["choice"])]
+    return replace(base, lr=point["lr"], options={**choice, **base.options})
+
+
+def for_optimizers(base: RunConfig, names: Sequence[str]) -> Curves:
+    """The same run for several optimizers."""
+    return {name: replace(base, optimizer=name) for name in names}
 
 
 def storage(url: str) -> RDBStorage:
@@ -107,19 +114,19 @@ def lock(out: Path, name: str) -> FileLock:
     return FileLock(folder / f"{name}.lock")
 
 
-def claim_name(name: str, optimizer: str, number: int) -> str:
-    return f"{name}-{optimizer}-{number}".replace("/", "-")
+def claim_name(study: optuna.Study, number: int) -> str:
+    return f"{study.study_name}-{number}".replace("/", "-")
 
 
-def prepare(base: RunConfig, points: dict[str, list[Point]], url: str, name: str, out: Path) -> None:
+def prepare(curves: Curves, points: dict[str, list[Point]], url: str, name: str, out: Path) -> None:
     """Queue every point that is not there yet, and those whose worker died."""
-    for optimizer, wanted in points.items():
+    for curve, wanted in points.items():
         study = optuna.create_study(
-            storage=storage(url), study_name=f"{name}/{optimizer}", direction="minimize", load_if_exists=True
+            storage=storage(url), study_name=f"{name}/{curve}", direction="minimize", load_if_exists=True
         )
-        study.set_user_attr("base", base.to_json())
+        study.set_user_attr("base", curves[curve].to_json())
         for trial in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
-            claim = claim_name(name, optimizer, trial.number)
+            claim = claim_name(study, trial.number)
             if (out / "locks" / f"{claim}.lock").exists():  # it was run here
                 with contextlib.suppress(Timeout), lock(out, claim).acquire(timeout=0):
                     study.tell(trial.number, state=TrialState.FAIL)
@@ -130,9 +137,7 @@ def prepare(base: RunConfig, points: dict[str, list[Point]], url: str, name: str
                 study.enqueue_trial(point)
 
 
-def work(
-    base_json: dict[str, Any], optimizers: list[str], url: str, name: str, out: Path, data_dir: Path | None, stop: Any
-) -> None:
+def work(curves_json: dict[str, Any], url: str, name: str, out: Path, data_dir: Path | None, stop: Any) -> None:
     """Take points from the queues until none is waiting; told to stop, save the run and put its point back."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent tells
 
@@ -141,9 +146,9 @@ def work(
             raise KeyboardInterrupt
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    base = RunConfig.from_json(base_json)
-    for optimizer in optimizers:
-        study = optuna.load_study(storage=storage(url), study_name=f"{name}/{optimizer}")
+    for curve, values in curves_json.items():
+        base = RunConfig.from_json(values)
+        study = optuna.load_study(storage=storage(url), study_name=f"{name}/{curve}")
         while not stop.is_set():
             with lock(out, "claim"):  # SQLite would let two workers take the same one
                 if not study.get_trials(deepcopy=False, states=[TrialState.WAITING]):
@@ -152,13 +157,13 @@ def work(
                 if _is_duplicate(study, trial.number):
                     study.tell(trial, state=TrialState.FAIL)
                     continue
-                held = lock(out, claim_name(name, optimizer, trial.number))
+                held = lock(out, claim_name(study, trial.number))
                 held.acquire()
             point = {
                 "lr": trial.suggest_float("lr", 1e-12, 1e12, log=True),  # queued: only the range is declared here
-                "choice": trial.suggest_int("choice", 0, len(SECOND.get(optimizer, [{}])) - 1),
+                "choice": trial.suggest_int("choice", 0, len(SECOND.get(base.optimizer, [{}])) - 1),
             }
-            config = configured(base, optimizer, point)
+            config = configured(base, point)
             try:
                 folder = out / "runs" / folder_name(config)
                 with warnings_kept(folder):
@@ -191,8 +196,7 @@ def _point(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
 
 
 def tune(
-    base: RunConfig,
-    optimizers: list[str],
+    curves: Curves,
     budget: int,
     out: Path,
     *,
@@ -203,29 +207,31 @@ def tune(
     data_dir: Path | None = None,
     told: Callable[[dict[str, int]], None] | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Run the whole search; returns for each optimizer its best point by validation loss, and all points."""
-    base = base.complete()
-    points = {optimizer: grid(optimizer, budget, search) for optimizer in optimizers}  # tells of a wrong budget
+    """Run the whole search; returns for each curve its best point by validation loss, and all points."""
+    points = {curve: grid(base.optimizer, budget, search) for curve, base in curves.items()}  # tells of a wrong budget
+    curves = {curve: base.complete() for curve, base in curves.items()}
     out.mkdir(parents=True, exist_ok=True)
     url = url or f"sqlite:///{out / 'tuning.db'}"
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    prepare(base, points, url, name, out)
-    drain(base, optimizers, url, name, out, workers, data_dir, told)
+    prepare(curves, points, url, name, out)
+    drain(curves, url, name, out, workers, data_dir, told)
     if search == "staged":
-        while running(optimizers, url, name):  # elsewhere: which step size is best is not known yet
+        while running(curves, url, name):  # elsewhere: which step size is best is not known yet
             time.sleep(1.0)
-            prepare(base, points, url, name, out)
-            drain(base, optimizers, url, name, out, workers, data_dir, told)
-        found = results(optimizers, url, name)
-        others = {o: second_stage(o, _best_step_size(o, found[o]["trials"])) for o in optimizers}
-        prepare(base, others, url, name, out)
-        drain(base, optimizers, url, name, out, workers, data_dir, told)
-    return results(optimizers, url, name)
+            prepare(curves, points, url, name, out)
+            drain(curves, url, name, out, workers, data_dir, told)
+        found = results(curves, url, name)
+        others = {
+            curve: second_stage(base.optimizer, _best_step_size(base.optimizer, found[curve]["trials"]))
+            for curve, base in curves.items()
+        }
+        prepare(curves, others, url, name, out)
+        drain(curves, url, name, out, workers, data_dir, told)
+    return results(curves, url, name)
 
 
 def drain(
-    base: RunConfig,
-    optimizers: list[str],
+    curves: Curves,
     url: str,
     name: str,
     out: Path,
@@ -236,7 +242,7 @@ def drain(
     """Work until no point is waiting, in processes that save where they are when interrupted."""
     context = mp.get_context("spawn")
     stop = context.Event()
-    arguments = (base.to_json(), optimizers, url, name, out, data_dir, stop)
+    arguments = ({curve: base.to_json() for curve, base in curves.items()}, url, name, out, data_dir, stop)
     processes = [context.Process(target=work, args=arguments, daemon=True) for _ in range(workers)]
     with interrupts_noted() as interrupted:
         for process in processes:
@@ -245,7 +251,7 @@ def drain(
             if interrupted.is_set():
                 stop.set()
             elif told is not None:
-                told(finished_counts(optimizers, url, name))
+                told(finished_counts(curves, url, name))
             alive[0].join(0.5)
     if interrupted.is_set():
         raise KeyboardInterrupt
@@ -254,9 +260,30 @@ def drain(
         raise UserError(f"{len(failed)} of {workers} workers failed; run the same command again to go on")
 
 
-def running(optimizers: list[str], url: str, name: str) -> bool:
-    studies = (optuna.load_study(storage=url, study_name=f"{name}/{optimizer}") for optimizer in optimizers)
-    return any(study.get_trials(deepcopy=False, states=[TrialState.RUNNING]) for study in studies)
+def studies(curves: Curves, url: str, name: str) -> dict[str, optuna.Study]:
+    return {curve: optuna.load_study(storage=url, study_name=f"{name}/{curve}") for curve in curves}
+
+
+def running(curves: Curves, url: str, name: str) -> bool:
+    found = studies(curves, url, name).values()
+    return any(study.get_trials(deepcopy=False, states=[TrialState.RUNNING]) for study in found)
+
+
+def finished_counts(curves: Curves, url: str, name: str) -> dict[str, int]:
+    found = studies(curves, url, name)
+    return {c: len(study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])) for c, study in found.items()}
+
+
+def results(curves: Curves, url: str, name: str) -> dict[str, dict[str, Any]]:
+    """curve → its best point, and every point with its validation loss."""
+    found = {}
+    for curve, study in studies(curves, url, name).items():
+        choices = SECOND.get(curves[curve].optimizer, [{}])
+        trials = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
+        points = [{"lr": t.params["lr"], **choices[t.params["choice"]], "valid_loss": t.value} for t in trials]
+        points.sort(key=lambda point: point["valid_loss"])
+        found[curve] = {"best": points[0] if points else None, "trials": points}
+    return found
 
 
 def _best_step_size(optimizer: str, trials: list[dict[str, Any]]) -> float:
@@ -264,29 +291,6 @@ def _best_step_size(optimizer: str, trials: list[dict[str, Any]]) -> float:
     first = [trial for trial in trials if all(trial[key] == value for key, value in usual.items())]
     lr: float = min(first, key=lambda trial: trial["valid_loss"])["lr"]
     return lr
-
-
-def finished_counts(optimizers: list[str], url: str, name: str) -> dict[str, int]:
-    counts = {}
-    for optimizer in optimizers:
-        study = optuna.load_study(storage=url, study_name=f"{name}/{optimizer}")
-        counts[optimizer] = len(study.get_trials(deepcopy=False, states=[TrialState.COMPLETE]))
-    return counts
-
-
-def results(optimizers: list[str], url: str, name: str) -> dict[str, dict[str, Any]]:
-    """optimizer → its best point, and every point with its validation loss."""
-    found = {}
-    for optimizer in optimizers:
-        study = optuna.load_study(storage=url, study_name=f"{name}/{optimizer}")
-        trials = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
-        points = [
-            {"lr": t.params["lr"], **SECOND.get(optimizer, [{}])[t.params["choice"]], "valid_loss": t.value}
-            for t in trials
-        ]
-        points.sort(key=lambda point: point["valid_loss"])
-        found[optimizer] = {"best": points[0] if points else None, "trials": points}
-    return found
 
 
 def _same(a: dict[str, Any], b: dict[str, Any]) -> bool:
