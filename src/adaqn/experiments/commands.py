@@ -72,11 +72,11 @@ def train(
 
 
 @app.command()
-@run_options("seed", epochs=4.0, layers=3, evaluations=4)
+@run_options("seed", epochs=4.0, evaluations=4)
 def compare(
     base: RunConfig,
     optimizers: Annotated[str, typer.Option(help="Names with commas between; name:lr sets a step size.")] = (
-        "adaqn:0.005,adagrad:0.02,adam:0.004"
+        "adaqn:0.00631,adagrad:0.00631,adam:0.00398"
     ),
     seeds: Annotated[int, typer.Option(help="Runs of each, with seeds 0, 1, ...")] = 1,
     workers: Workers = 2,
