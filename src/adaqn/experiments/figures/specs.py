@@ -132,6 +132,8 @@ def figure_spec(name: str, scale: str) -> FigureSpec:
         return FigureSpec(name, "What each part of adaQN does: test loss", panels, columns=2)
     if name == "sensitivity":
         panel = _panel("Dickens, tanh", "char-lm", "dickens", "tanh", scale, variants=SENSITIVITY, search="lr")
+        if scale == "quick":  # six times as many runs as a panel of the other figures has
+            panel = replace(panel, base=replace(panel.base, epochs=2.5))
         return FigureSpec(name, "Step size and cycle length: validation loss at the end", (panel,), columns=1)
     raise UserError(f"no figure called {name!r}: give one of {', '.join(FIGURES)}")
 
