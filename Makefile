@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 demo: setup  ## train a small RNN with AdaQN, Adagrad and Adam; leaves a picture and a report
-	$(BIN)/python examples/demo.py
+	$(BIN)/adaqn compare --out demo-output
 
 test: setup  ## all tests but the slow ones
 	$(BIN)/python -m pytest -n 2 -m "not slow"

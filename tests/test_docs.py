@@ -29,3 +29,18 @@ def test_code_blocks_run(page):
 def test_links_inside_the_repository_lead_somewhere(page):
     for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target
+
+
+def test_the_page_about_the_command_names_every_command_and_every_option():
+    from typer.main import get_command
+
+    from adaqn.experiments.commands import app
+
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    missing = []
+    for name, command in get_command(app).commands.items():
+        missing += [] if f"`adaqn {name}`" in page else [name]
+        for parameter in getattr(command, "commands", {"": command}).values():
+            options = {option for p in parameter.params for option in p.opts if option.startswith("--")}
+            missing += [f"{name} {o}" for o in options - {"--help"} if not re.search(rf"{o}(?![\w-])", page)]
+    assert not missing

@@ -184,3 +184,14 @@ def test_idx_never_fails_in_another_way(content, dimensions):
         except UserError:
             continue
         assert tensor.numel() == len(data) - 4 - 4 * dimensions
+
+
+@real_data
+def test_a_limited_text_with_splits_of_its_own_is_shared_out_as_where_we_split():
+    corpus = word_corpus("ptb", limit=20_000, largest=500)
+    assert {split: len(part) for split, part in corpus.splits.items()} == {
+        "train": 18_000,
+        "valid": 1_000,
+        "test": 1_000,
+    }
+    assert len(corpus.vocabulary) == 500

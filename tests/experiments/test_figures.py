@@ -13,9 +13,9 @@ from adaqn.experiments.commands import app
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.figures.make import plan, with_optimizers, with_panels
 from adaqn.experiments.figures.specs import FIGURES, SCALES, figure_spec
-from adaqn.experiments.figures.tuning_file import BUDGET, base_json, key, packaged, read_tuning
+from adaqn.experiments.figures.tuning_file import base_json, key, packaged, read_tuning
 
-needs_data = pytest.mark.skipif("ADAQN_DATA" not in os.environ, reason="needs the real data: set ADAQN_DATA")
+needs_data = pytest.mark.skipif("ADAQN_DATA" not in os.environ, reason="set ADAQN_DATA to draw from real data")
 NAMES = pytest.mark.parametrize("name", FIGURES)
 VARIED = ("optimizer", "lr", "options")
 
@@ -54,7 +54,7 @@ def test_every_curve_was_tuned_with_the_same_budget_at_the_size_it_is_drawn_at(n
         assert cell["command"].startswith("adaqn figure ")
         for variant in panel.variants:
             found = cell["curves"][variant.name]
-            assert len(found["trials"]) == BUDGET
+            assert len(found["trials"]) == found["budget"] == panel.budget
             assert found["best"]["valid_loss"] == min(trial["valid_loss"] for trial in found["trials"])
 
 
@@ -77,7 +77,7 @@ def test_a_figure_is_tuned_run_drawn_and_its_runs_are_reused(tmp_path):
     first = json.loads(run(*words, "--tune").stdout)
     assert {row["curve"] for row in first["rows"]} == {"adaQN", "Adagrad", "Adam"}
     results = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/result.json")}
-    assert len(results) == 3 * (BUDGET + 1)  # the tuned run of seed 0 is one of the search
+    assert len(results) == 3 * (9 + 1)  # the tuned run of seed 0 is one of the search
     for row in first["rows"]:
         losses = [
             found["final"]["test_loss"]
@@ -122,7 +122,7 @@ def test_mistakes_are_one_clear_error(tmp_path):
         figure_spec("lm", "huge")
     with pytest.raises(UserError, match="--tune first"):
         plan(spec, 1, {}, tmp_path / "none.json")
-    with pytest.raises(UserError, match="no panel of lm is called 'moby'|no panel of lm is called moby"):
+    with pytest.raises(UserError, match="no panel of lm is called moby"):
         with_panels(figure_spec("lm", "quick"), ["moby"])
     with pytest.raises(UserError, match="fixed"):
         with_optimizers(figure_spec("ablation", "quick"), ["adam"])

@@ -1,5 +1,6 @@
 """A run: the same for the same configuration, saved at any moment, resumed with the same bits."""
 
+import inspect
 import json
 import os
 import random
@@ -7,12 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from adaqn.experiments.commands import app
 from adaqn.experiments.config import RunConfig
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.optimizers import TABLE
@@ -263,3 +265,50 @@ def test_compare_leaves_a_table_figures_and_a_report(tmp_path):
     assert (tmp_path / "compared" / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert "plotly" in (tmp_path / "compared" / "report.html").read_text(encoding="utf-8")
     assert "<svg" in (tmp_path / "compared" / "curves.svg").read_text(encoding="utf-8")
+
+
+def test_an_interrupted_comparison_saves_every_run_and_goes_on(tmp_path):
+    flags = ["--steps", "3000", "--limit", "20000", "--layers", "1", "--hidden", "8", "--out", "compared", "--json"]
+    command = [*ADAQN, "compare", *flags, "--optimizers", "adam,adagrad"]
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    while len(list(tmp_path.glob("compared/runs/*/metrics.jsonl"))) < 2:
+        assert first.poll() is None
+        time.sleep(0.05)
+    first.send_signal(signal.SIGINT)
+    _, errors = first.communicate(timeout=120)
+    assert first.returncode == 130
+    assert errors.strip().startswith("adaqn: interrupted")
+    assert len(list(tmp_path.glob("compared/runs/*/checkpoint.pt"))) == 2
+    short = [word if word != "3000" else "40" for word in command]
+    done = subprocess.run(short, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("command", "own"), [("train", set()), ("compare", {"seed"}), ("tune", set())])
+def test_every_number_of_a_run_can_be_set_on_the_command_line(command, own):
+    names = {field.name for field in fields(RunConfig)} - {"optimizer", "lr", "options"} - own
+    (found,) = (c for c in app.registered_commands if c.callback.__name__ == command)
+    assert names <= set(inspect.signature(found.callback).parameters)
+
+
+def test_options_reach_the_run(tmp_path):
+    flags = ["--task", "word-lm", "--vocabulary", "50", "--monitor-size", "7", "--limit", "6000", "--steps", "2"]
+    done = subprocess.run(
+        [*ADAQN, "train", *flags, "--hidden", "8", "--layers", "1", "--json"],
+        capture_output=True, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    config = json.loads(done.stdout)["config"]
+    assert (config["vocabulary"], config["monitor_size"]) == (50, 7)
+    assert json.loads(done.stdout)["parameters"] == 50 * 8 + (8 * 8 * 2 + 16) + (8 * 50 + 50)
+
+
+def test_a_device_that_is_not_there_is_one_clear_error():
+    with pytest.raises(UserError, match="device 'abacus' cannot be used here"):
+        replace(SMALL, device="abacus").complete()
+
+
+def test_warnings_of_a_worker_go_into_its_folder(tmp_path):
+    odd = replace(SMALL, optimizer="adaqn", options={"curvature_eps": 1e9, "cycle_length": 1}, steps=60)
+    (done,) = run_all([odd], tmp_path, 1)
+    assert "stored no curvature pair" in (done.folder / "warnings.txt").read_text(encoding="utf-8")

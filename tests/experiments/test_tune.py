@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import replace
 
+import optuna
 import pytest
 
 from adaqn.experiments.config import RunConfig
@@ -15,7 +16,7 @@ from adaqn.experiments.errors import UserError
 from adaqn.experiments.optimizers import TABLE
 from adaqn.experiments.runner import run_one
 from adaqn.experiments.sample import sample
-from adaqn.experiments.tune import configured, grid, tune
+from adaqn.experiments.tune import configured, for_optimizers, grid, prepare, tune
 
 SMALL = RunConfig(layers=1, hidden=8, limit=12_000, steps=6, batch_size=8, length=20)
 
@@ -30,20 +31,20 @@ def test_every_optimizer_has_the_same_number_of_runs(optimizer):
 
 
 def test_the_papers_other_choices_are_in_the_grid():
-    lengths = {configured(SMALL, "adaqn", p).options["cycle_length"] for p in grid("adaqn", 20)}
+    lengths = {configured(replace(SMALL, optimizer="adaqn"), p).options["cycle_length"] for p in grid("adaqn", 20)}
     assert lengths == {2, 5, 10, 20}
-    assert len({tuple(configured(SMALL, "adam", p).options["betas"]) for p in grid("adam", 20)}) == 4
+    assert len({tuple(configured(replace(SMALL, optimizer="adam"), p).options["betas"]) for p in grid("adam", 20)}) == 4
 
 
 def test_a_budget_that_does_not_divide_is_one_error(tmp_path):
     with pytest.raises(UserError, match="multiple of 4"):
-        tune(SMALL, ["adaqn"], 6, tmp_path)
+        tune(for_optimizers(SMALL, ["adaqn"]), 6, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 def test_workers_share_the_grid_and_a_second_call_adds_nothing(tmp_path):
-    found = tune(SMALL, ["adam", "adagrad"], 4, tmp_path, workers=2)
-    again = tune(SMALL, ["adam", "adagrad"], 4, tmp_path, workers=2)
+    found = tune(for_optimizers(SMALL, ["adam", "adagrad"]), 4, tmp_path, workers=2)
+    again = tune(for_optimizers(SMALL, ["adam", "adagrad"]), 4, tmp_path, workers=2)
     assert again == found
     for entry in found.values():
         assert len(entry["trials"]) == 4
@@ -81,6 +82,44 @@ def test_a_killed_worker_loses_nothing(tmp_path):
     first.communicate()
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert len(json.loads(done.stdout)["sgd"]["trials"]) == 8
+
+
+def test_points_queued_twice_are_run_once(tmp_path):
+    """Two machines that start at the same moment both find the queue empty, and both fill it."""
+    url = f"sqlite:///{tmp_path / 'tuning.db'}"
+    prepare(for_optimizers(SMALL.complete(), ["sgd"]), {"sgd": grid("sgd", 3)}, url, "tuning", tmp_path)
+    study = optuna.load_study(storage=url, study_name="tuning/sgd")
+    for point in grid("sgd", 3):
+        study.enqueue_trial(point)
+    found = tune(for_optimizers(SMALL, ["sgd"]), 3, tmp_path, workers=2)
+    assert sorted(point["lr"] for point in found["sgd"]["trials"]) == [0.01, 0.1, 1.0]
+    assert len(list((tmp_path / "runs").iterdir())) == 3
+
+
+def test_a_staged_search_tries_the_other_choices_at_the_best_step_size(tmp_path):
+    found = tune(for_optimizers(SMALL, ["adaqn", "sgd"]), 6, tmp_path, search="staged")
+    trials = found["adaqn"]["trials"]
+    assert len(trials) == len(found["sgd"]["trials"]) == 6
+    first = [trial for trial in trials if trial["cycle_length"] == 5]
+    best = min(first, key=lambda trial: trial["valid_loss"])
+    assert len(first) == 3
+    assert {(t["cycle_length"], t["lr"]) for t in trials if t not in first} == {(n, best["lr"]) for n in (2, 10, 20)}
+    again = tune(for_optimizers(SMALL, ["adaqn", "sgd"]), 6, tmp_path, search="staged")
+    assert again == found
+
+
+@pytest.mark.parametrize("optimizer", list(TABLE))
+def test_a_search_over_step_sizes_has_as_many_for_every_optimizer(optimizer):
+    assert len({point["lr"] for point in grid(optimizer, 6, "lr")}) == 6
+
+
+def test_mistakes_in_a_search_are_one_clear_error(tmp_path):
+    with pytest.raises(UserError, match="no search called 'random'"):
+        tune(for_optimizers(SMALL, ["sgd"]), 4, tmp_path, search="random")
+    with pytest.raises(UserError, match="at least 4"):
+        tune(for_optimizers(SMALL, ["adaqn"]), 3, tmp_path, search="staged")
+    with pytest.raises(UserError, match=r"postgresql://me:\*\*\*@nowhere"):
+        tune(for_optimizers(SMALL, ["sgd"]), 4, tmp_path, url="postgresql://me:secret@nowhere/studies")
 
 
 def test_text_from_a_trained_model(tmp_path):

@@ -72,11 +72,11 @@ def train(
 
 
 @app.command()
-@run_options("seed", epochs=4.0, layers=3, evaluations=4)
+@run_options("seed", epochs=4.0, evaluations=4)
 def compare(
     base: RunConfig,
     optimizers: Annotated[str, typer.Option(help="Names with commas between; name:lr sets a step size.")] = (
-        "adaqn:0.005,adagrad:0.02,adam:0.004"
+        "adaqn:0.00631,adagrad:0.00631,adam:0.00398"
     ),
     seeds: Annotated[int, typer.Option(help="Runs of each, with seeds 0, 1, ...")] = 1,
     workers: Workers = 2,
@@ -127,8 +127,8 @@ def tune(
         print(f"{budget} runs for each of {', '.join(names)}: {budget * len(names)} in all, {workers} at a time")
     with count_bars(names, budget, quiet=as_json) as told:
         found = tuning.tune(
-            base, names, budget, out, search=search, url=storage, name=name, workers=workers, data_dir=data_dir,
-            told=told,
+            tuning.for_optimizers(base, names), budget, out, search=search, url=storage, name=name, workers=workers,
+            data_dir=data_dir, told=told,
         )  # fmt: skip
     write_json(out / "tuned.json", found)
     if as_json:
@@ -228,6 +228,8 @@ def run() -> None:
     except UserError as error:
         print(f"adaqn: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("adaqn: interrupted; what was done so far is saved", file=sys.stderr)
+    except (KeyboardInterrupt, SystemExit) as end:  # typer makes the first into the second, without a word
+        if isinstance(end, SystemExit) and end.code != 130:
+            raise
+        print("adaqn: interrupted; what was done so far is saved, and the same command goes on", file=sys.stderr)
         sys.exit(130)

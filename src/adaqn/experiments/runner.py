@@ -5,16 +5,18 @@ from __future__ import annotations
 import multiprocessing as mp
 import queue
 import signal
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from adaqn.experiments.config import RunConfig
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.storage import read_json, read_lines
+from adaqn.experiments.storage import read_json, read_lines, warnings_kept
 from adaqn.experiments.training import CONFIG, METRICS, RESULT, Progress, Run
 
 REPORT_EVERY = 0.2
@@ -80,12 +82,13 @@ def run_all(
         pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_ignore_interrupts)
         stop = manager.Event()
         try:
-            futures = [
-                pool.submit(_work, index, config.to_json(), folder, data_dir, messages, stop)
-                for index, (config, folder) in enumerate(zip(configs, folders, strict=True))
-            ]
-            _listen(futures, messages, listener)
-            return [future.result() for future in futures]
+            with interrupts_noted() as interrupted:
+                futures = [
+                    pool.submit(_work, index, config.to_json(), folder, data_dir, messages, stop)
+                    for index, (config, folder) in enumerate(zip(configs, folders, strict=True))
+                ]
+                _listen(futures, messages, listener, interrupted)
+                return [future.result() for future in futures]
         except BaseException:
             stop.set()  # the workers save where they are
             pool.shutdown(wait=True, cancel_futures=True)
@@ -99,8 +102,26 @@ def _ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _listen(futures: Sequence[Future[Finished]], messages: Any, listener: RunListener | None) -> None:
+@contextmanager
+def interrupts_noted() -> Iterator[threading.Event]:
+    """Ctrl-C sets the event instead of raising in the middle of a conversation with another process or a database."""
+    noted = threading.Event()
+    if threading.current_thread() is not threading.main_thread():  # only that one may handle signals
+        yield noted
+        return
+    before = signal.signal(signal.SIGINT, lambda *_: noted.set())
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _listen(
+    futures: Sequence[Future[Finished]], messages: Any, listener: RunListener | None, interrupted: threading.Event
+) -> None:
     while True:
+        if interrupted.is_set():
+            raise KeyboardInterrupt
         running = any(not future.done() for future in futures)
         try:
             while True:
@@ -131,6 +152,7 @@ def _work(
                 raise KeyboardInterrupt
 
     try:
-        return run_one(RunConfig.from_json(values), folder, data_dir, listener)
+        with warnings_kept(folder):
+            return run_one(RunConfig.from_json(values), folder, data_dir, listener)
     except KeyboardInterrupt:
         raise UserError(f"stopped; {folder} was saved and can be resumed") from None

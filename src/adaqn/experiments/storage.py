@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,20 @@ def write_atomically(path: Path, content: bytes) -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise UserError(f"cannot write {path}: {error.strerror}. What was there before is intact") from error
+
+
+@contextmanager
+def warnings_kept(folder: Path) -> Iterator[None]:
+    """Warnings go into ``warnings.txt`` of that folder instead of through the progress bars."""
+
+    def show(message: Warning | str, category: type[Warning], *_: Any) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "warnings.txt").open("a", encoding="utf-8") as file:
+            file.write(f"{category.__name__}: {message}\n")
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show  # type: ignore[assignment]
+        yield
 
 
 def write_json(path: Path, value: Any) -> None:

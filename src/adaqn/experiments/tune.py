@@ -6,9 +6,10 @@ import contextlib
 import itertools
 import math
 import multiprocessing as mp
+import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,13 @@ from optuna.trial import TrialState
 from adaqn.experiments.config import RunConfig
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.optimizers import entry
-from adaqn.experiments.runner import folder_name, run_one
+from adaqn.experiments.runner import folder_name, interrupts_noted, run_one
+from adaqn.experiments.storage import warnings_kept
 from adaqn.experiments.training import Progress
 
 Point = dict[str, float]
+Curves = dict[str, RunConfig]
+"""What is tuned, by name: each an optimizer, perhaps with options of its own."""
 
 # What the paper tunes beside the step size, as choices by number: Optuna stores numbers best.
 SECOND: dict[str, list[dict[str, Any]]] = {
@@ -75,17 +79,32 @@ def second_stage(optimizer: str, lr: float) -> list[Point]:
     return [{"lr": lr, "choice": c} for c in range(len(SECOND.get(optimizer, [{}]))) if c != usual]
 
 
-def configured(base: RunConfig, optimizer: str, point: Point) -> RunConfig:
+def configured(base: RunConfig, point: Point) -> RunConfig:
     """The run of a point of the grid."""
-    choice = SECOND.get(optimizer, [{}])[int(point["choice"])]
-    return replace(base, optimizer=optimizer, lr=point["lr"], options={**choice, **base.options})
+    choice = SECOND.get(base.optimizer, [{}])[int(point["choice"])]
+    return replace(base, lr=point["lr"], options={**choice, **base.options})
+
+
+def for_optimizers(base: RunConfig, names: Sequence[str]) -> Curves:
+    """The same run for several optimizers."""
+    return {name: replace(base, optimizer=name) for name in names}
 
 
 def storage(url: str) -> RDBStorage:
     try:
         return RDBStorage(url)
-    except Exception as error:
-        raise UserError(f"cannot open the storage {url}: {error}") from error
+    except Exception as error:  # whatever the database's driver raises
+        reason = str(error).splitlines()[0]
+        raise UserError(f"cannot open the storage {without_password(url)}: {reason}") from error
+
+
+def without_password(url: str) -> str:
+    """The address as it may be shown.
+
+    >>> without_password("postgresql://me:secret@host/studies")
+    'postgresql://me:***@host/studies'
+    """
+    return re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", url)
 
 
 def lock(out: Path, name: str) -> FileLock:
@@ -95,32 +114,30 @@ def lock(out: Path, name: str) -> FileLock:
     return FileLock(folder / f"{name}.lock")
 
 
-def claim_name(name: str, optimizer: str, number: int) -> str:
-    return f"{name}-{optimizer}-{number}".replace("/", "-")
+def claim_name(study: optuna.Study, number: int) -> str:
+    return f"{study.study_name}-{number}".replace("/", "-")
 
 
-def prepare(base: RunConfig, points: dict[str, list[Point]], url: str, name: str, out: Path) -> None:
+def prepare(curves: Curves, points: dict[str, list[Point]], url: str, name: str, out: Path) -> None:
     """Queue every point that is not there yet, and those whose worker died."""
-    for optimizer, wanted in points.items():
+    for curve, wanted in points.items():
         study = optuna.create_study(
-            storage=storage(url), study_name=f"{name}/{optimizer}", direction="minimize", load_if_exists=True
+            storage=storage(url), study_name=f"{name}/{curve}", direction="minimize", load_if_exists=True
         )
-        study.set_user_attr("base", base.to_json())
+        study.set_user_attr("base", curves[curve].to_json())
         for trial in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
-            claim = claim_name(name, optimizer, trial.number)
+            claim = claim_name(study, trial.number)
             if (out / "locks" / f"{claim}.lock").exists():  # it was run here
                 with contextlib.suppress(Timeout), lock(out, claim).acquire(timeout=0):
                     study.tell(trial.number, state=TrialState.FAIL)
                     study.enqueue_trial(trial.params)
-        known = [t.system_attrs.get("fixed_params", t.params) for t in study.get_trials(deepcopy=False)]
+        known = [_point(t) for t in study.get_trials(deepcopy=False) if t.state is not TrialState.FAIL]
         for point in wanted:
             if not any(_same(point, other) for other in known):
                 study.enqueue_trial(point)
 
 
-def work(
-    base_json: dict[str, Any], optimizers: list[str], url: str, name: str, out: Path, data_dir: Path | None, stop: Any
-) -> None:
+def work(curves_json: dict[str, Any], url: str, name: str, out: Path, data_dir: Path | None, stop: Any) -> None:
     """Take points from the queues until none is waiting; told to stop, save the run and put its point back."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent tells
 
@@ -129,23 +146,28 @@ def work(
             raise KeyboardInterrupt
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    base = RunConfig.from_json(base_json)
-    for optimizer in optimizers:
-        study = optuna.load_study(storage=storage(url), study_name=f"{name}/{optimizer}")
+    for curve, values in curves_json.items():
+        base = RunConfig.from_json(values)
+        study = optuna.load_study(storage=storage(url), study_name=f"{name}/{curve}")
         while not stop.is_set():
             with lock(out, "claim"):  # SQLite would let two workers take the same one
                 if not study.get_trials(deepcopy=False, states=[TrialState.WAITING]):
                     break
                 trial = study.ask()
-                held = lock(out, claim_name(name, optimizer, trial.number))
+                if _is_duplicate(study, trial.number):
+                    study.tell(trial, state=TrialState.FAIL)
+                    continue
+                held = lock(out, claim_name(study, trial.number))
                 held.acquire()
             point = {
                 "lr": trial.suggest_float("lr", 1e-12, 1e12, log=True),  # queued: only the range is declared here
-                "choice": trial.suggest_int("choice", 0, len(SECOND.get(optimizer, [{}])) - 1),
+                "choice": trial.suggest_int("choice", 0, len(SECOND.get(base.optimizer, [{}])) - 1),
             }
-            config = configured(base, optimizer, point)
+            config = configured(base, point)
             try:
-                done = run_one(config, out / "runs" / folder_name(config), data_dir, stop_when_told)
+                folder = out / "runs" / folder_name(config)
+                with warnings_kept(folder):
+                    done = run_one(config, folder, data_dir, stop_when_told)
                 loss = done.result["final"]["valid_loss"]
                 study.tell(trial, loss if math.isfinite(loss) else math.inf)
             except KeyboardInterrupt:
@@ -156,9 +178,25 @@ def work(
                 held.release()
 
 
+def _is_duplicate(study: optuna.Study, number: int) -> bool:
+    """Was the same point queued before? Two machines that start at once both queue the whole grid.
+
+    Or is there no point? Another machine may have taken the last one since we looked.
+    """
+    trials = study.get_trials(deepcopy=False)
+    point = _point(trials[number])
+    if not point:
+        return True
+    return any(_same(_point(earlier), point) for earlier in trials[:number] if earlier.state is not TrialState.FAIL)
+
+
+def _point(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
+    point: dict[str, Any] = trial.system_attrs.get("fixed_params", trial.params)
+    return point
+
+
 def tune(
-    base: RunConfig,
-    optimizers: list[str],
+    curves: Curves,
     budget: int,
     out: Path,
     *,
@@ -169,29 +207,31 @@ def tune(
     data_dir: Path | None = None,
     told: Callable[[dict[str, int]], None] | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Run the whole search; returns for each optimizer its best point by validation loss, and all points."""
-    base = base.complete()
-    points = {optimizer: grid(optimizer, budget, search) for optimizer in optimizers}  # tells of a wrong budget
+    """Run the whole search; returns for each curve its best point by validation loss, and all points."""
+    points = {curve: grid(base.optimizer, budget, search) for curve, base in curves.items()}  # tells of a wrong budget
+    curves = {curve: base.complete() for curve, base in curves.items()}
     out.mkdir(parents=True, exist_ok=True)
     url = url or f"sqlite:///{out / 'tuning.db'}"
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    prepare(base, points, url, name, out)
-    drain(base, optimizers, url, name, out, workers, data_dir, told)
+    prepare(curves, points, url, name, out)
+    drain(curves, url, name, out, workers, data_dir, told)
     if search == "staged":
-        while running(optimizers, url, name):  # elsewhere: which step size is best is not known yet
+        while running(curves, url, name):  # elsewhere: which step size is best is not known yet
             time.sleep(1.0)
-            prepare(base, points, url, name, out)
-            drain(base, optimizers, url, name, out, workers, data_dir, told)
-        found = results(optimizers, url, name)
-        others = {o: second_stage(o, _best_step_size(o, found[o]["trials"])) for o in optimizers}
-        prepare(base, others, url, name, out)
-        drain(base, optimizers, url, name, out, workers, data_dir, told)
-    return results(optimizers, url, name)
+            prepare(curves, points, url, name, out)
+            drain(curves, url, name, out, workers, data_dir, told)
+        found = results(curves, url, name)
+        others = {
+            curve: second_stage(base.optimizer, _best_step_size(base.optimizer, found[curve]["trials"]))
+            for curve, base in curves.items()
+        }
+        prepare(curves, others, url, name, out)
+        drain(curves, url, name, out, workers, data_dir, told)
+    return results(curves, url, name)
 
 
 def drain(
-    base: RunConfig,
-    optimizers: list[str],
+    curves: Curves,
     url: str,
     name: str,
     out: Path,
@@ -202,29 +242,48 @@ def drain(
     """Work until no point is waiting, in processes that save where they are when interrupted."""
     context = mp.get_context("spawn")
     stop = context.Event()
-    arguments = (base.to_json(), optimizers, url, name, out, data_dir, stop)
+    arguments = ({curve: base.to_json() for curve, base in curves.items()}, url, name, out, data_dir, stop)
     processes = [context.Process(target=work, args=arguments, daemon=True) for _ in range(workers)]
-    # A flag rather than an exception: one raised inside the database's own clean-up would be lost.
-    before = signal.signal(signal.SIGINT, lambda *_: stop.set())
-    try:
+    with interrupts_noted() as interrupted:
         for process in processes:
             process.start()
         while alive := [process for process in processes if process.is_alive()]:
-            if told is not None:
-                told(finished_counts(optimizers, url, name))
+            if interrupted.is_set():
+                stop.set()
+            elif told is not None:
+                told(finished_counts(curves, url, name))
             alive[0].join(0.5)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if stop.is_set():
+    if interrupted.is_set():
         raise KeyboardInterrupt
     failed = [process.exitcode for process in processes if process.exitcode]
     if failed:
         raise UserError(f"{len(failed)} of {workers} workers failed; run the same command again to go on")
 
 
-def running(optimizers: list[str], url: str, name: str) -> bool:
-    studies = (optuna.load_study(storage=url, study_name=f"{name}/{optimizer}") for optimizer in optimizers)
-    return any(study.get_trials(deepcopy=False, states=[TrialState.RUNNING]) for study in studies)
+def studies(curves: Curves, url: str, name: str) -> dict[str, optuna.Study]:
+    return {curve: optuna.load_study(storage=url, study_name=f"{name}/{curve}") for curve in curves}
+
+
+def running(curves: Curves, url: str, name: str) -> bool:
+    found = studies(curves, url, name).values()
+    return any(study.get_trials(deepcopy=False, states=[TrialState.RUNNING]) for study in found)
+
+
+def finished_counts(curves: Curves, url: str, name: str) -> dict[str, int]:
+    found = studies(curves, url, name)
+    return {c: len(study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])) for c, study in found.items()}
+
+
+def results(curves: Curves, url: str, name: str) -> dict[str, dict[str, Any]]:
+    """curve → its best point, and every point with its validation loss."""
+    found = {}
+    for curve, study in studies(curves, url, name).items():
+        choices = SECOND.get(curves[curve].optimizer, [{}])
+        trials = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
+        points = [{"lr": t.params["lr"], **choices[t.params["choice"]], "valid_loss": t.value} for t in trials]
+        points.sort(key=lambda point: point["valid_loss"])
+        found[curve] = {"best": points[0] if points else None, "trials": points}
+    return found
 
 
 def _best_step_size(optimizer: str, trials: list[dict[str, Any]]) -> float:
@@ -234,28 +293,5 @@ def _best_step_size(optimizer: str, trials: list[dict[str, Any]]) -> float:
     return lr
 
 
-def finished_counts(optimizers: list[str], url: str, name: str) -> dict[str, int]:
-    counts = {}
-    for optimizer in optimizers:
-        study = optuna.load_study(storage=url, study_name=f"{name}/{optimizer}")
-        counts[optimizer] = len(study.get_trials(deepcopy=False, states=[TrialState.COMPLETE]))
-    return counts
-
-
-def results(optimizers: list[str], url: str, name: str) -> dict[str, dict[str, Any]]:
-    """optimizer → its best point, and every point with its validation loss."""
-    found = {}
-    for optimizer in optimizers:
-        study = optuna.load_study(storage=url, study_name=f"{name}/{optimizer}")
-        trials = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
-        points = [
-            {"lr": t.params["lr"], **SECOND.get(optimizer, [{}])[t.params["choice"]], "valid_loss": t.value}
-            for t in trials
-        ]
-        points.sort(key=lambda point: point["valid_loss"])
-        found[optimizer] = {"best": points[0] if points else None, "trials": points}
-    return found
-
-
-def _same(a: Point, b: dict[str, Any]) -> bool:
-    return a["choice"] == b.get("choice") and math.isclose(a["lr"], b.get("lr", -1.0), rel_tol=1e-9)
+def _same(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    return a.get("choice") == b.get("choice") and math.isclose(a.get("lr", -2.0), b.get("lr", -1.0), rel_tol=1e-9)

@@ -17,7 +17,7 @@ from adaqn.experiments.figures import make
 from adaqn.experiments.figures.drawing import draw_figure
 from adaqn.experiments.figures.estimate import Cost, estimate
 from adaqn.experiments.figures.specs import FIGURES, FigureSpec, figure_spec
-from adaqn.experiments.figures.tuning_file import BUDGET, key, packaged, read_tuning, search_panel
+from adaqn.experiments.figures.tuning_file import key, packaged, read_tuning, search_panel
 from adaqn.experiments.options import AsJson, DataDir, Device, Threads, Workers
 from adaqn.experiments.storage import write_json
 
@@ -30,7 +30,10 @@ def figure(
     optimizers: Annotated[str | None, typer.Option(help="Other curves than the paper's: names with commas.")] = None,
     epochs: Annotated[float | None, typer.Option(help="Other than the scale's own.")] = None,
     tune: Annotated[
-        bool, typer.Option("--tune", help=f"First search step sizes, {BUDGET} runs a curve, chosen on validation data.")
+        bool,
+        typer.Option(
+            "--tune", help="First search step sizes on seed 0, the same budget for every curve, by validation loss."
+        ),
     ] = False,
     tuning: Annotated[
         Path | None, typer.Option(help="File with tuned step sizes; by default the one that comes with adaqn.")
@@ -87,11 +90,10 @@ def search(
     """Tune every panel once."""
     command = f"adaqn figure {spec.name} --scale {scale} --tune"
     panels = {key(panel): panel for panel in spec.panels}
-    say(f"{BUDGET} runs for each of {sum(len(p.variants) for p in panels.values())} curves, {workers} at a time", quiet)
     for panel in panels.values():
         names = [variant.name for variant in panel.variants]
-        say(f"{panel.title}:", quiet)
-        with count_bars(names, BUDGET, quiet=quiet) as told:
+        say(f"{panel.title}: {panel.budget} runs for each of {len(names)} curves, {workers} at a time", quiet)
+        with count_bars(names, panel.budget, quiet=quiet) as told:
             search_panel(panel, path, command, out, workers, data_dir, told)
 
 

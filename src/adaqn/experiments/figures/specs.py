@@ -31,6 +31,8 @@ class Panel:
     base: RunConfig
     variants: tuple[Variant, ...]
     search: str = "staged"
+    budget: int = 9
+    """Runs of each curve in the search: for adaQN and Adam six step sizes, then three values of L or of the betas."""
 
     @property
     def cell(self) -> str:
@@ -122,7 +124,7 @@ def figure_spec(name: str, scale: str) -> FigureSpec:
         panel = _panel("the addition problem", "addition", "embedded", "tanh", scale)
         return FigureSpec(name, "The addition problem: test loss", (panel,), columns=1)
     if name == "ablation":
-        changes = {"variants": ABLATION, "search": "lr"}
+        changes = {"variants": ABLATION, "search": "lr", "budget": 6}
         panels = (
             _panel("Dickens, tanh", "char-lm", "dickens", "tanh", scale, **changes),
             _panel("Dickens, LSTM", "char-lm", "dickens", "lstm", scale, **changes),
@@ -130,6 +132,8 @@ def figure_spec(name: str, scale: str) -> FigureSpec:
         return FigureSpec(name, "What each part of adaQN does: test loss", panels, columns=2)
     if name == "sensitivity":
         panel = _panel("Dickens, tanh", "char-lm", "dickens", "tanh", scale, variants=SENSITIVITY, search="lr")
+        if scale == "quick":  # six times as many runs as a panel of the other figures has
+            panel = replace(panel, base=replace(panel.base, epochs=2.5))
         return FigureSpec(name, "Step size and cycle length: validation loss at the end", (panel,), columns=1)
     raise UserError(f"no figure called {name!r}: give one of {', '.join(FIGURES)}")
 

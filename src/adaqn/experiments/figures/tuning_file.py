@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,6 @@ from adaqn.experiments.errors import UserError
 from adaqn.experiments.figures.specs import Panel, Variant
 from adaqn.experiments.storage import read_json, write_json
 from adaqn.experiments.tune import tune
-
-BUDGET = 9
-"""Runs of each curve in a search: for adaQN and Adam six step sizes, then three values of L or of the betas."""
 
 Told = Callable[[dict[str, int]], None]
 """Is told how many runs of which curve are finished."""
@@ -36,27 +32,21 @@ def search_panel(
     panel: Panel, path: Path, command: str, out: Path, workers: int, data_dir: Path | None, told: Told | None = None
 ) -> None:
     """Tune every curve of a panel with the same budget on seed 0, and write what was found into the file."""
-    found: dict[str, Any] = {}
-    for variant in panel.variants:
-        listener = None if told is None else partial(_retell, told, variant.name)
-        base = replace(panel.base, options=dict(variant.options))
-        study = f"{panel.cell}/{panel.search}/{variant.name}"
-        done = tune(
-            base, [variant.optimizer], BUDGET, out, search=panel.search, name=study, workers=workers, data_dir=data_dir,
-            told=listener,
-        )  # fmt: skip
-        found[variant.name] = {"search": panel.search, "budget": BUDGET, **done[variant.optimizer]}
-        contents = read_json(path) if path.exists() else {"cells": {}}
-        cell = contents["cells"].setdefault(key(panel), {"command": command, "base": base_json(panel), "curves": {}})
-        if cell["base"] != base_json(panel):
-            cell.update(base=base_json(panel), curves={})  # other sizes: what was found for those is of no use
-        cell["command"] = command
-        cell["curves"] |= found
-        write_json(path, contents)
-
-
-def _retell(told: Told, curve: str, counts: dict[str, int]) -> None:
-    told({curve: sum(counts.values())})
+    curves = {
+        variant.name: replace(panel.base, optimizer=variant.optimizer, options=dict(variant.options))
+        for variant in panel.variants
+    }
+    done = tune(
+        curves, panel.budget, out, search=panel.search, name=key(panel), workers=workers, data_dir=data_dir, told=told
+    )
+    contents = read_json(path) if path.exists() else {"cells": {}}
+    cell = contents["cells"].setdefault(key(panel), {"base": base_json(panel), "curves": {}})
+    if cell["base"] != base_json(panel):
+        cell.update(base=base_json(panel), curves={})  # other sizes: what was found for those is of no use
+    cell["command"] = command
+    for curve, found in done.items():
+        cell["curves"][curve] = {"search": panel.search, "budget": panel.budget, **found}
+    write_json(path, contents)
 
 
 def key(panel: Panel) -> str:
