@@ -77,6 +77,8 @@ class Run:
         if not self.metrics:
             self.measure()
         saved = time.monotonic()
+        # Gradients that vanish through many time steps become subnormal numbers, which a CPU handles many times slower.
+        torch.set_flush_denormal(True)
         try:
             while self.step < self.total:
                 self.advance()
@@ -90,6 +92,8 @@ class Run:
         except KeyboardInterrupt:
             self.save()
             raise
+        finally:
+            torch.set_flush_denormal(False)
         result = self.result()
         if self.folder is not None:
             self.save()

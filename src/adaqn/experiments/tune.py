@@ -39,6 +39,8 @@ USUAL = {"adaqn": 1, "adam": 1}
 """The choice that is the method's own default: L = 5, betas = (0.9, 0.999)."""
 DECADES = 1.0
 """The grid of step sizes reaches this far above and below the optimizer's own default."""
+ASK_EVERY = 5.0
+"""Seconds between two questions to the database about how far the workers are."""
 SEARCHES = ("grid", "staged", "lr")
 
 
@@ -247,12 +249,16 @@ def drain(
     with interrupts_noted() as interrupted:
         for process in processes:
             process.start()
+        asked = -ASK_EVERY
         while alive := [process for process in processes if process.is_alive()]:
             if interrupted.is_set():
                 stop.set()
-            elif told is not None:
+            elif told is not None and time.monotonic() - asked > ASK_EVERY:
                 told(finished_counts(curves, url, name))
+                asked = time.monotonic()
             alive[0].join(0.5)
+        if told is not None:
+            told(finished_counts(curves, url, name))
     if interrupted.is_set():
         raise KeyboardInterrupt
     failed = [process.exitcode for process in processes if process.exitcode]
