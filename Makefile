@@ -12,9 +12,10 @@ endif
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt oracles.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
+	$(BIN)/python -m pip install --quiet --no-deps --requirement oracles.txt
 	touch $@
 
 demo: setup  ## train a small RNN with AdaQN, Adagrad and Adam; leaves a picture and a report

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from adaqn import AdaQN
+from adaqn import OLBFGS, RES, SQN, AdaQN, HessianProduct, SdLBFGS
 
 
 @dataclass(frozen=True)
@@ -14,9 +14,31 @@ class OptimizerInfo:
     name: str
     make: Callable[..., torch.optim.Optimizer]
     options: dict[str, Any] = field(default_factory=dict)
+    monitored: bool = True
 
     def __call__(self, params: Any, **overrides: Any) -> Any:
         return self.make(params, **{**self.options, **overrides})
+
+
+class Held(torch.nn.Module):
+    """A model of which nothing is known but its parameters; its loss is half their square."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__()
+        self.held = torch.nn.ParameterList(params)
+
+    def forward(self, unused: torch.Tensor) -> torch.Tensor:
+        reals = (torch.view_as_real(p) if p.is_complex() else p for p in self.held)
+        return 0.5 * sum(p.square().sum() for p in reals)
+
+
+def first(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return output
+
+
+def make_sqn(params: Any, **options: Any) -> SQN:
+    params = list(params)
+    return SQN(params, curvature=HessianProduct(Held(params), first, [(torch.zeros(1), torch.zeros(1))]), **options)
 
 
 BASE = {"lr": 0.05, "cycle_length": 3, "memory_size": 4, "fisher_size": 6, "acceptance": "none"}
@@ -34,4 +56,8 @@ OPTIMIZERS = [
     OptimizerInfo("adaqn-master", AdaQN, {**BASE, "master_weights": True}),
     OptimizerInfo("adaqn-fisher-on-cpu", AdaQN, {**BASE, "fisher_device": "cpu", "fisher_batch_size": 4}),
     OptimizerInfo("adaqn-decay", AdaQN, {**BASE, "weight_decay": 0.1}),
+    OptimizerInfo("olbfgs", OLBFGS, {"lr": 0.1, "memory_size": 4, "regularisation": 0.1}, monitored=False),
+    OptimizerInfo("res", RES, {"lr": 0.1, "memory_size": 4, "delta": 0.1}, monitored=False),
+    OptimizerInfo("sdlbfgs", SdLBFGS, {"lr": 0.1, "memory_size": 4, "decay_steps": 500.0}, monitored=False),
+    OptimizerInfo("sqn", make_sqn, {"lr": 0.05, "memory_size": 4, "cycle_length": 3}, monitored=False),
 ]

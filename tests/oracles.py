@@ -1,6 +1,7 @@
 """Dense float64 matrices that the fast code must equal, and small problems to run it on."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +9,8 @@ from torch import Tensor, nn
 from adaqn import AdaQN
 from adaqn.core.history import Pairs
 from adaqn.core.scaling import Scaling
+from adaqn.optim.gradient_difference import GradientDifference
+from adaqn.optim.quasi_newton import QuasiNewton
 
 
 def dense_bfgs(S: list[Tensor], Y: list[Tensor], H0: Tensor) -> Tensor:
@@ -86,12 +89,20 @@ def quiet(params, **options) -> AdaQN:
     return AdaQN(params, **{"lr": 0.05, "acceptance": "none", **options})
 
 
-def run(opt: AdaQN, model: Vector, problem: NoisyValley, steps: range) -> Tensor:
+def take_step(opt: QuasiNewton, fill: Callable[[], None]) -> None:
+    """One step of a method that may compare gradients; ``fill`` sets them at the point where the weights are."""
+    if isinstance(opt.options.curvature, GradientDifference):
+        opt.step(fill)
+    else:
+        fill()
+        opt.step()
+
+
+def run(opt: QuasiNewton, model: Vector, problem: NoisyValley, steps: range) -> Tensor:
     """Drive an optimizer over the problem; returns the weights after each step."""
     path = []
     for k in steps:
-        model.set_gradient(problem.gradient(model.vector().double(), k))
-        opt.step()
+        take_step(opt, lambda k=k: model.set_gradient(problem.gradient(model.vector().double(), k)))
         path.append(model.vector().clone())
     return torch.stack(path)
 

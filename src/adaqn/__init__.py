@@ -3,9 +3,24 @@
 from adaqn.core.outcome import Outcome
 from adaqn.optim.empirical_fisher import EmpiricalFisher
 from adaqn.optim.events import CycleEvent, Stats
+from adaqn.optim.family import OLBFGS, RES, SQN, SdLBFGS
+from adaqn.optim.hessian_product import HessianProduct
 from adaqn.optim.methods import AdaQN
 from adaqn.optim.monitor import Monitor
 
 __version__ = "0.1.0"
 
-__all__ = ["AdaQN", "CycleEvent", "EmpiricalFisher", "Monitor", "Outcome", "Stats", "__version__"]
+__all__ = [
+    "OLBFGS",
+    "RES",
+    "SQN",
+    "AdaQN",
+    "CycleEvent",
+    "EmpiricalFisher",
+    "HessianProduct",
+    "Monitor",
+    "Outcome",
+    "SdLBFGS",
+    "Stats",
+    "__version__",
+]

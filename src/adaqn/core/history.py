@@ -96,6 +96,11 @@ class Pairs:
     def start(self) -> int:
         return self._s.start
 
+    @property
+    def order(self) -> list[int]:
+        """The slots, oldest first."""
+        return self._s.order
+
     def push(self, s: Tensor, y: Tensor) -> None:
         """Store copies; y comes back rounded as it was stored."""
         slot = self._s.push(s)

@@ -1,9 +1,16 @@
-"""Which pairs are fit to store. (Alg. 1, l. 19)"""
+"""Which pairs are fit to store (Alg. 1, l. 19), and how a pair is repaired before it is judged."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from adaqn.core.barzilai_borwein import BoundedBarzilaiBorwein
+from adaqn.core.products import Reduce, local
+from adaqn.core.scaling import Scaling
 
 CurvatureTest = Callable[[float, float, float, float], bool]
 """(s·s, s·y, y·y, ε) → may the pair be stored?"""
@@ -30,9 +37,60 @@ def scale_free(ss: float, sy: float, yy: float, eps: float) -> bool:
     return is_usable(sy, yy) and sy > eps * math.sqrt(ss) * math.sqrt(yy)
 
 
+def positive(ss: float, sy: float, yy: float, eps: float) -> bool:
+    """s·y > 0: all that a positive definite H needs.
+
+    >>> positive(1.0, 1e-9, 1.0, eps=1e-4), positive(1.0, -1.0, 1.0, eps=1e-4)
+    (True, False)
+    """
+    return is_usable(sy, yy)
+
+
 def is_usable(sy: float, yy: float) -> bool:
     """May 1/s·y and s·y/y·y be formed at all? No test may store a pair otherwise (D14)."""
     return all(math.isfinite(value) and value > 0.0 and math.isfinite(1.0 / value) for value in (sy, yy))
 
 
-CURVATURE_TESTS: dict[str, CurvatureTest] = {"absolute": absolute, "scale_free": scale_free}
+CURVATURE_TESTS: dict[str, CurvatureTest] = {"absolute": absolute, "scale_free": scale_free, "positive": positive}
+
+Repair = Callable[[Tensor, Tensor, Scaling, Reduce], None]
+"""(s, y, H0, reduction) → y changed in place, before the pair is judged."""
+
+
+def products(s: Tensor, y: Tensor, reduce: Reduce = local) -> list[float]:
+    """s·s, s·y and y·y as Python floats: one read from the device."""
+    values: list[float] = reduce(torch.stack([s @ s, s @ y, y @ y]).double()).tolist()
+    return values
+
+
+class Shift:
+    """y ← y + amount·s: a larger curvature along every s (oLBFGS's λ), or a smaller one (RES's −δ)."""
+
+    def __init__(self, amount: float) -> None:
+        if not math.isfinite(amount):
+            raise ValueError(f"the shift of y along s must be finite, got {amount}")
+        self.amount = amount
+
+    def __call__(self, s: Tensor, y: Tensor, scaling: Scaling, reduce: Reduce = local) -> None:
+        y.add_(s, alpha=self.amount)
+
+
+class Damping:
+    """ȳ ← θy + (1−θ)H0⁻¹s with θ such that s·ȳ ≥ 0.25 s·H0⁻¹s, as in SdLBFGS: H stays positive definite.
+
+    H0⁻¹ = max(y·y/s·y, δ) I is learnt from the same pair before it is damped.
+    """
+
+    share = 0.25
+
+    def __call__(self, s: Tensor, y: Tensor, scaling: Scaling, reduce: Reduce = local) -> None:
+        if not isinstance(scaling, BoundedBarzilaiBorwein):
+            raise TypeError(f"damping needs the bounded Barzilai-Borwein scaling, got {type(scaling).__name__}")
+        ss, sy, yy = products(s, y, reduce)
+        if not math.isfinite(yy):
+            return  # such a pair is not stored
+        scaling.measure(sy, yy)
+        along_h0 = ss / scaling.factor
+        if sy < self.share * along_h0:
+            theta = (1.0 - self.share) * along_h0 / (along_h0 - sy)
+            y.mul_(theta).add_(s, alpha=(1.0 - theta) / scaling.factor)

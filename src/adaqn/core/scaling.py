@@ -59,13 +59,13 @@ class Scaling:
 
 
 class BarzilaiBorwein(Scaling):
-    """H0 = (s·y / y·y) I of the newest pair; the identity while there is none."""
+    """H0 = (s·y / y·y) I of the newest pair; ``initial`` times the identity while there is none."""
 
-    number_names = ("factor",)
+    number_names: tuple[str, ...] = ("factor",)
 
-    def __init__(self) -> None:
+    def __init__(self, initial: float = 1.0) -> None:
         super().__init__()
-        self.factor = 1.0
+        self.initial = self.factor = _positive("initial_scaling", initial)
 
     def apply(self, v: Tensor, out: Tensor) -> Tensor:
         return torch.mul(v, self.factor, out=out)
@@ -74,10 +74,10 @@ class BarzilaiBorwein(Scaling):
         self.factor = sy / yy
 
     def on_cleared(self) -> None:
-        self.factor = 1.0
+        self.reset()
 
     def reset(self) -> None:
-        self.factor = 1.0
+        self.factor = self.initial
 
     def numbers(self, index: int) -> dict[str, float]:
         return {"factor": self.factor}

@@ -23,7 +23,7 @@ class Recurrent(nn.Module):
         self.embedding = nn.Embedding(vocabulary, hidden) if vocabulary else None
         inputs = hidden if vocabulary else features
         if cell in ("tanh", "relu"):
-            self.cells: nn.RNNBase = nn.RNN(inputs, hidden, layers, nonlinearity=cell, batch_first=True)
+            self.cells: nn.Module = nn.RNN(inputs, hidden, layers, nonlinearity=cell, batch_first=True)
         else:
             self.cells = {"lstm": nn.LSTM, "gru": nn.GRU}[cell](inputs, hidden, layers, batch_first=True)
         self.output = nn.Linear(hidden, outputs)

@@ -12,9 +12,13 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from adaqn import AdaQN, EmpiricalFisher, Monitor
+from adaqn import OLBFGS, RES, SQN, AdaQN, EmpiricalFisher, HessianProduct, Monitor, SdLBFGS
+from adaqn.baselines import KFAC, SFO, HessianFree
+from adaqn.experiments.cells import from_torch
 from adaqn.experiments.errors import UserError
+from adaqn.experiments.models import Recurrent
 from adaqn.experiments.tasks import Task
+from adaqn.optim.family import Common
 
 Make = Callable[..., Optimizer]
 
@@ -28,10 +32,14 @@ class Entry:
     lr: float
     """The step size of its own documentation, for runs that were not tuned."""
     defaults: dict[str, Any] = field(default_factory=dict)
-    needs_closure: bool = False
+    step: str = "plain"
+    """``"plain"``: step() after backward. ``"closure"``: step(closure). ``"outputs"``: the closure returns loss and
+    outputs, without backward. ``"indexed"``: step(closure, index of a batch that is always the same)."""
     monitored: bool = False
-    named: bool = False
-    """Does ``make`` want the parameters with their names?"""
+    given: str = "parameters"
+    """What ``make`` wants: the ``"parameters"``, the ``"named"`` ones, or ``"model and task"``."""
+    linear_cells: bool = False
+    """Must it see every product of a recurrent net? Then the cells are made of linear layers."""
 
 
 def _rival(name: str) -> Make:
@@ -59,6 +67,24 @@ def _muon(named: Any, **options: Any) -> Optimizer:
     return _rival("Muon")([group for group in groups if group["params"]], **options)
 
 
+CURVATURE_BATCH = 4
+"""SQN's batches for the Hessian, in batches of the gradient."""
+
+
+def _sqn(model: nn.Module, task: Task, **options: Any) -> Optimizer:
+    batches = _CurvatureBatches(task, CURVATURE_BATCH)
+    return SQN(model.parameters(), curvature=HessianProduct(model, task.losses, batches), **options)
+
+
+def _sfo(model: nn.Module, task: Task, **options: Any) -> Optimizer:
+    return SFO(model.parameters(), batches=task.steps_per_epoch, **options)
+
+
+def _kfac(model: nn.Module, task: Task, **options: Any) -> Optimizer:
+    terms = task.config.length if task.recurrent_text else None
+    return KFAC(model, **{"terms_per_example": terms or 1, **options})
+
+
 TABLE: dict[str, Entry] = {
     "adaqn": Entry("adaQN", AdaQN, 1e-2, monitored=True),
     "sgd": Entry("SGD", torch.optim.SGD, 0.1),
@@ -69,9 +95,16 @@ TABLE: dict[str, Entry] = {
     "adam": Entry("Adam", torch.optim.Adam, 1e-3),
     "adamw": Entry("AdamW", torch.optim.AdamW, 1e-3),
     "nadam": Entry("NAdam", torch.optim.NAdam, 2e-3),
-    "lbfgs": Entry("L-BFGS (torch)", torch.optim.LBFGS, 0.1, {"max_iter": 4, "history_size": 10}, needs_closure=True),
+    "lbfgs": Entry("L-BFGS (torch)", torch.optim.LBFGS, 0.1, {"max_iter": 4, "history_size": 10}, "closure"),
+    "olbfgs": Entry("oLBFGS", OLBFGS, 0.1, {"regularisation": 0.1}, "closure"),
+    "res": Entry("RES", RES, 0.1, {}, "closure"),
+    "sdlbfgs": Entry("SdLBFGS", SdLBFGS, 0.1, {}, "closure"),
+    "sqn": Entry("SQN", _sqn, 0.1, given="model and task"),
+    "sfo": Entry("SFO", _sfo, 1.0, {}, "indexed", given="model and task"),
+    "hf": Entry("Hessian-Free", HessianFree, 1.0, {"max_cg_iterations": 50}, "outputs"),
+    "kfac": Entry("K-FAC", _kfac, 0.1, given="model and task", linear_cells=True),
     "soap": Entry("SOAP", _rival("SOAP"), 3e-3, {"weight_decay": 0.0}),
-    "muon": Entry("Muon", _muon, 0.02, named=True),
+    "muon": Entry("Muon", _muon, 0.02, given="named"),
     "shampoo": Entry("Shampoo", _rival("ScalableShampoo"), 1e-3),
 }
 
@@ -95,25 +128,37 @@ def make_optimizer(name: str, lr: float | None, options: dict[str, Any], model: 
         given["betas"] = tuple(given["betas"])
     _check_options(name, chosen, given)
     try:
-        return chosen.make(model.named_parameters() if chosen.named else model.parameters(), **given)
+        if chosen.given == "model and task":
+            return chosen.make(model, task, **given)
+        return chosen.make(model.named_parameters() if chosen.given == "named" else model.parameters(), **given)
     except (ValueError, TypeError) as error:
         raise UserError(f"{name}: {error}") from error
 
 
-class _CurvatureBatches:
-    """Batches of the training split by number, for the empirical Fisher."""
+def prepare_model(name: str, model: nn.Module) -> nn.Module:
+    """The same model in a form that this optimizer can look into."""
+    if entry(name).linear_cells and isinstance(model, Recurrent) and isinstance(model.cells, nn.RNNBase):
+        model.cells = from_torch(model.cells)
+    return model
 
-    def __init__(self, task: Task) -> None:
-        self.task = task
+
+class _CurvatureBatches:
+    """Batches of the training split by number, ``joined`` so many in one."""
+
+    def __init__(self, task: Task, joined: int = 1) -> None:
+        self.task, self.joined = task, joined
 
     def __iter__(self) -> Any:
-        return (self.task.batch(step) for step in range(self.task.steps_per_epoch))
+        for start in range(0, self.task.steps_per_epoch, self.joined):
+            parts = [self.task.batch(start + i) for i in range(self.joined)]
+            yield tuple(torch.cat(tensors) for tensors in zip(*parts, strict=True))
 
 
 def _check_options(name: str, chosen: Entry, given: dict[str, Any]) -> None:
     if not inspect.isclass(chosen.make):
         return
-    known = set(inspect.signature(chosen.make).parameters) - {"self", "params"}
+    known = set(inspect.signature(chosen.make).parameters) - {"self", "params", "common"}
+    known |= set(Common.__annotations__) if issubclass(chosen.make, OLBFGS | RES | SdLBFGS) else set()
     unknown = sorted(set(given) - known)
     if unknown:
         raise UserError(f"{name} has no option {', '.join(unknown)}: it knows {', '.join(sorted(known))}")

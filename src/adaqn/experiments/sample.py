@@ -9,6 +9,7 @@ import torch
 
 from adaqn.experiments.config import RunConfig, check_machine
 from adaqn.experiments.errors import UserError
+from adaqn.experiments.optimizers import prepare_model
 from adaqn.experiments.storage import load_checkpoint, read_json
 from adaqn.experiments.tasks import LanguageModel, make_task
 from adaqn.experiments.training import CHECKPOINT, CONFIG
@@ -36,7 +37,7 @@ def sample(
         raise UserError(f"the run in {folder} is of {config.task}, which is no language model")
     if not (folder / CHECKPOINT).exists():
         raise UserError(f"the run in {folder} has no checkpoint yet")
-    model = task.model()
+    model = prepare_model(config.optimizer, task.model())
     model.load_state_dict(load_checkpoint(folder / CHECKPOINT)["model"])
     model.eval()
     by_word = config.task == "word-lm"

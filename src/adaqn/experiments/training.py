@@ -17,9 +17,10 @@ from torch import Tensor, nn
 import adaqn
 from adaqn.experiments.config import RunConfig
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.optimizers import entry, make_optimizer
+from adaqn.experiments.optimizers import entry, make_optimizer, prepare_model
 from adaqn.experiments.storage import load_checkpoint, read_lines, save_checkpoint, write_atomically, write_json
 from adaqn.experiments.tasks import make_task
+from adaqn.optim.quasi_newton import QuasiNewton
 
 CONFIG, METRICS, CHECKPOINT, RESULT = "config.json", "metrics.jsonl", "checkpoint.pt", "result.json"
 CHECKPOINT_VARIABLE = "ADAQN_CHECKPOINT_SECONDS"
@@ -48,12 +49,16 @@ class Run:
         torch.set_num_threads(self.config.threads)
         torch.manual_seed(self.config.seed)
         self.task = make_task(self.config, data_dir)
-        self.model: nn.Module = self.task.model()
+        self.model: nn.Module = prepare_model(self.config.optimizer, self.task.model())
         self.optimizer = make_optimizer(
             self.config.optimizer, self.config.lr, self.config.options, self.model, self.task
         )
-        self.has_pairs = hasattr(self.optimizer, "stats")
-        self.needs_closure = entry(self.config.optimizer).needs_closure
+        self.has_pairs = isinstance(self.optimizer, QuasiNewton)
+        self.kind = entry(self.config.optimizer).step
+        if self.kind == "indexed" and self.config.carry_state:
+            raise UserError(f"{self.config.optimizer} chooses its batches itself: leave out carry_state")
+        if self.kind == "outputs" and self.config.clip is not None:
+            raise UserError(f"{self.config.optimizer} makes its own gradients: leave out clip")
         self.total = self.config.steps or max(1, round(self.config.epochs * self.task.steps_per_epoch))
         self.every = max(1, self.task.steps_per_epoch // self.config.evaluations)
         self.step = 0
@@ -96,27 +101,36 @@ class Run:
         return result
 
     def advance(self) -> None:
+        """One step."""
         start = time.perf_counter()
-        x, target = self.task.batch(self.step)
+        indexed = self.kind == "indexed"
+        index = self.optimizer.next_index() if indexed else self.step  # type: ignore[attr-defined]
+        x, target = self.task.batch(index)
         hidden = self.hidden if self.task.continues(self.step) else None
         last: list[Any] = [None, None]
 
-        def closure() -> Tensor:
-            self.optimizer.zero_grad()
+        def forward() -> tuple[Tensor, Tensor]:
             output = self.model(x, hidden)
             loss = self.task.losses(output, target).mean()
+            if last[0] is None:
+                last[:] = [loss.detach(), output[1]]
+            return loss, output[0]
+
+        def closure() -> Tensor:
+            self.optimizer.zero_grad()
+            loss, _ = forward()
             loss.backward()  # type: ignore[no-untyped-call]
             if self.config.clip is not None:
                 nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
-            if last[0] is None:
-                last[:] = [loss.detach(), output[1]]
             return loss
 
-        if self.needs_closure:
-            self.optimizer.step(closure)  # type: ignore[arg-type]
-        else:
+        if self.kind == "plain":
             closure()
             self.optimizer.step()
+        elif indexed:
+            self.optimizer.step(closure, index)  # type: ignore[call-overload]
+        else:
+            self.optimizer.step(closure if self.kind == "closure" else forward)  # type: ignore[arg-type]
         self.hidden = detached(last[1]) if self.config.carry_state else None
         self.step += 1
         self.loss_sum += last[0]
@@ -142,8 +156,9 @@ class Run:
                 record[f"{split}_{name}"] = value
         stats = getattr(self.optimizer, "stats", None)
         if stats is not None:
-            record |= {**asdict(stats), "average_memory": self.pairs_sum / max(1, self.summed)}
-            record["optimizer_steps"] = record.pop("steps")
+            record |= {"optimizer_steps" if name == "steps" else name: value for name, value in asdict(stats).items()}
+        if self.has_pairs:
+            record["average_memory"] = self.pairs_sum / max(1, self.summed)
         self.loss_sum.zero_()
         self.pairs_sum = self.summed = 0
         self.metrics.append(record)

@@ -15,10 +15,10 @@ from torch.optim import Optimizer
 from adaqn.core.acceptance import mean_loss
 from adaqn.core.outcome import Outcome
 from adaqn.optim import checkpoint
-from adaqn.optim.empirical_fisher import ModelCurvature
 from adaqn.optim.events import CycleEvent, Stats
 from adaqn.optim.flat import FlatParameters, check_one_device
 from adaqn.optim.memory import Counters, Memory, layout, number_names, planned_bytes
+from adaqn.optim.model_curvature import ModelCurvature
 from adaqn.optim.options import Options, check_group
 from adaqn.optim.rebuild import rebuilt
 from adaqn.optim.warm_start import check_source, fill_scaling, source_states

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -87,6 +87,8 @@ class AdaQN(QuasiNewton):
     >>> opt.stats.cycles
     3
     """
+
+    needs: ClassVar[str] = "step() after backward(); for the rejection test monitor=Monitor(model, loss_fn, batch)"
 
     def __init__(
         self,

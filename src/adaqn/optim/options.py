@@ -16,7 +16,7 @@ from torch import Tensor
 from adaqn.core.acceptance import Acceptance, FactorTest, RelativeTest
 from adaqn.core.curvature import AccumulatedFisher, Curvature
 from adaqn.core.direction import Direction, gram, two_loop
-from adaqn.core.pairs import CURVATURE_TESTS, CurvatureTest, absolute
+from adaqn.core.pairs import CURVATURE_TESTS, CurvatureTest, Repair, absolute
 from adaqn.core.scaling import SCALINGS, Adagrad, Scaling, make_scaling
 from adaqn.optim.events import CycleCallback
 from adaqn.optim.memory import Precision
@@ -39,6 +39,13 @@ class Options:
     curvature_test: CurvatureTest = absolute
     acceptance: Acceptance | None = field(default_factory=FactorTest)
     direction: Direction = gram
+    repair: Repair | None = None
+    pairs_from_start: bool = False
+    """Is the point before the first step an anchor like any other? Not where anchors are averages (D1)."""
+    decay_steps: float | None = None
+    """Multiply the step size by τ/(τ + steps), with this τ."""
+    guarded: bool = False
+    """Look at every direction before stepping along it; one that is not finite empties the memory instead."""
     anchor_patience: int | None = 20
     reject_patience: int | None = 3
     reset_scaling: bool = False
@@ -55,6 +62,8 @@ class Options:
                 at_least_one(name, getattr(self, name))
         if not (math.isfinite(self.curvature_eps) and self.curvature_eps >= 0.0):
             raise ValueError(f"curvature_eps must be a finite number of at least 0, got {self.curvature_eps}")
+        if self.decay_steps is not None and not (math.isfinite(self.decay_steps) and self.decay_steps > 0.0):
+            raise ValueError(f"decay_steps must be a positive finite number, or None; got {self.decay_steps}")
         choose("on_nonfinite", self.on_nonfinite, {"skip": "skip", "raise": "raise"})
         if self.monitor is not None and not callable(self.monitor):
             raise TypeError(

@@ -12,8 +12,10 @@ from torch import Tensor
 from adaqn.core.acceptance import NONFINITE_PATIENCE, STEP_RECOVERY, mean_loss
 from adaqn.core.outcome import Outcome
 from adaqn.core.pairs import is_usable
-from adaqn.core.products import round_to
+from adaqn.core.pairs import products as products_of
+from adaqn.core.products import local, round_to
 from adaqn.optim.base import NO_PAIR, HistoryOptimizer, Products
+from adaqn.optim.gradient_difference import GradientDifference
 from adaqn.optim.memory import Memory
 from adaqn.optim.monitor import monitored_loss
 
@@ -29,10 +31,7 @@ class QuasiNewton(HistoryOptimizer):
         """One step from the gradients in ``.grad``; a closure, if given, is run first."""
         if self._averaging:
             raise RuntimeError("step() was called inside averaged(): leave the block first")
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = self._first_evaluation(closure)
         if all(p.grad is None for group in self.param_groups for p in group["params"]):
             return loss
         self._check_step_sizes()
@@ -63,7 +62,7 @@ class QuasiNewton(HistoryOptimizer):
             outcome = Outcome.REJECTED
             self._count_rejection(m)
             self._return_to_anchor(m)
-        elif not m.counters.started:
+        elif not (m.counters.started or self.options.pairs_from_start):
             outcome = Outcome.STARTED
         else:
             s = torch.sub(candidate, m.anchor, out=m.g)  # l. 17
@@ -104,7 +103,7 @@ class QuasiNewton(HistoryOptimizer):
 
     def _descend(self, m: Memory, present: list[int]) -> None:
         """w ← w − Λ^½ H Λ^½ g with Λ the step sizes of the groups; only where there are gradients."""
-        multiplier = m.counters.step_multiplier
+        multiplier = self._step_multiplier(m)
         groups = [group for group in self.param_groups for p in group["params"] if p.requires_grad]
         first = groups[0]["lr"]
         direction = self.options.direction
@@ -117,6 +116,9 @@ class QuasiNewton(HistoryOptimizer):
             _scale_parts(m.g_parts, roots)
             d, scale = direction(m.g, m.pairs, m.scaling, out=m.d), 1.0
             _scale_parts(m.d_parts, roots)
+        if self.options.guarded and not math.isfinite(_size(d)):
+            m.clear_history()
+            d.zero_()
         weights, steps = m.weights(), m.d_parts
         for i in present:
             if groups[i]["weight_decay"] != 0.0:
@@ -124,6 +126,20 @@ class QuasiNewton(HistoryOptimizer):
         torch._foreach_add_([weights[i] for i in present], [steps[i] for i in present], alpha=-scale)
         if m.master is not None:
             m.flat.scatter(m.master)
+
+    def _step_multiplier(self, m: Memory) -> float:
+        decay = self.options.decay_steps
+        return m.counters.step_multiplier * (1.0 if decay is None else decay / (decay + m.counters.steps))
+
+    def _first_evaluation(self, closure: Callable[[], Any] | None) -> Any:
+        """Run the closure, if there is one, and let a curvature that compares gradients know it."""
+        curvature = self.options.curvature
+        if isinstance(curvature, GradientDifference):
+            curvature.bind(closure, type(self).__name__, maximize=self.options.maximize)
+        if closure is None:
+            return None
+        with torch.enable_grad():
+            return closure()
 
     def _judge(self, m: Memory, candidate: Tensor) -> tuple[Tensor | None, Tensor | None, bool]:
         """(losses at the candidate, at the anchor, is it rejected?) (l. 12)"""
@@ -178,9 +194,11 @@ class QuasiNewton(HistoryOptimizer):
 
     def _offer(self, m: Memory, s: Tensor, y: Tensor) -> tuple[Outcome, Products]:
         """Store the pair if its curvature is good enough (l. 19)."""
+        if self.options.repair is not None:
+            self.options.repair(s, y, m.scaling, local)
         for vector, rows in ((s, m.pairs.S), (y, m.pairs.Y)):
             round_to(rows.dtype, vector)  # what is stored is what must pass the test
-        ss, sy, yy = torch.stack([s @ s, s @ y, y @ y]).double().tolist()
+        ss, sy, yy = products_of(s, y)
         if not (is_usable(sy, yy) and self.options.curvature_test(ss, sy, yy, self.options.curvature_eps)):  # D14
             return Outcome.SKIPPED, (ss, sy, yy)
         m.pairs.push(s, y)  # l. 20

@@ -1,0 +1,135 @@
+"""The options of K-FAC and what it refuses; every message names the value, the limit and what to do."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from adaqn.baselines.kfac_layers import Block
+from adaqn.optim.options import at_least_one, choose
+
+
+@dataclass(frozen=True)
+class KFACOptions:
+    """What holds for all layers."""
+
+    fisher: str
+    sharing: str
+    loss_reduction: str
+    terms_per_example: int
+    factor_decay: float
+    factor_every: int
+    inverse_every: int
+    kl_clip: float | None
+    max_dimension: int
+    others: str
+    maximize: bool
+
+    def __post_init__(self) -> None:
+        choices = {
+            "fisher": ("empirical", "sampled"),
+            "sharing": ("expand", "reduce"),
+            "loss_reduction": ("mean", "sum"),
+            "others": ("refuse", "sgd"),
+        }
+        for name, allowed in choices.items():
+            choose(name, getattr(self, name), dict.fromkeys(allowed))
+        for name in ("terms_per_example", "factor_every", "inverse_every", "max_dimension"):
+            at_least_one(name, getattr(self, name))
+        number("factor_decay", self.factor_decay)
+        if not 0.0 <= self.factor_decay < 1.0:
+            raise ValueError(
+                f"factor_decay must be at least 0 and less than 1, got {self.factor_decay}: 0 keeps the last batch only"
+            )
+        if self.kl_clip is not None:
+            number("kl_clip", self.kl_clip)
+            if not (math.isfinite(self.kl_clip) and self.kl_clip > 0.0):
+                raise ValueError(
+                    f"kl_clip must be a finite number greater than 0, got {self.kl_clip}: use None for no bound"
+                )
+
+
+@dataclass(frozen=True)
+class KFACStats:
+    """Totals so far."""
+
+    steps: int
+    nonfinite: int
+    """Steps skipped for a loss, gradient or direction that was not finite."""
+    inversions: int
+    layers: int
+    """How many layers have factors."""
+    kl_scale: float
+    """ν of the last step: 1 where nothing was clipped."""
+
+
+def check_group(group: dict[str, Any]) -> None:
+    """The numbers of a param group."""
+    for name in ("lr", "damping", "momentum", "weight_decay"):
+        value = group[name]
+        if name == "lr" and isinstance(value, Tensor):
+            if value.numel() != 1:
+                raise ValueError(f"lr must be a single number, got a tensor of shape {tuple(value.shape)}")
+        else:
+            number(name, value)
+        if not (math.isfinite(float(value)) and float(value) >= 0.0):
+            raise ValueError(f"{name} must be a finite number of at least 0, got {value}")
+    if group["damping"] == 0.0:
+        raise ValueError("damping must be greater than 0, got 0: a factor of fewer examples than its width is singular")
+    if group["momentum"] >= 1.0:
+        raise ValueError(f"momentum must be less than 1, got {group['momentum']}")
+
+
+def number(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+
+
+def check_model(model: nn.Module, blocks: Sequence[Block], others: str) -> list[Tensor]:
+    """Raise if K-FAC cannot train this model; returns the trainable parameters that are in none of the layers."""
+    owners: dict[int, str] = {}
+    for block in blocks:
+        for p in block.params:
+            if id(p) in owners:
+                raise ValueError(
+                    f"layers {owners[id(p)]!r} and {block.name!r} share a parameter, and K-FAC has one pair of factors "
+                    "for each layer: untie them"
+                )
+            owners[id(p)] = block.name
+    rest = {name: p for name, p in model.named_parameters() if p.requires_grad and id(p) not in owners}
+    if rest and others == "refuse":
+        raise ValueError(
+            f"parameter {next(iter(rest))!r} (one of {len(rest)}) is in no nn.Linear or nn.Embedding: use others='sgd' "
+            "for plain momentum, or layers made of nn.Linear, such as LinearRNN in place of nn.RNN"
+        )
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ValueError("no parameter requires a gradient: unfreeze what should be trained first")
+    everything = [*(p for block in blocks for p in block.params), *rest.values()]
+    if any(p.is_complex() for p in everything):
+        raise ValueError("the model has complex parameters, and K-FAC needs real ones: use another optimizer")
+    devices = sorted({str(p.device) for p in everything})
+    if len(devices) > 1:
+        raise ValueError(
+            f"the parameters lie on several devices ({', '.join(devices)}), and one bound on the step spans them all: "
+            "move the model to one device"
+        )
+    return list(rest.values())
+
+
+def check_state(blocks: Sequence[Block], saved: dict[str, Any]) -> None:
+    """Raise if the factors of a saved state do not fit these layers."""
+    index = 0
+    for block in blocks:
+        entry = saved["state"].get(index, {})
+        for name, shape in zip(("A", "G"), block.form.factor_shapes(), strict=True):
+            if name in entry and tuple(entry[name].shape) != shape:
+                raise ValueError(
+                    f"the saved factor {name} of layer {block.name!r} has shape {tuple(entry[name].shape)}, and "
+                    f"{shape} is needed: build the model and max_dimension as they were"
+                )
+        index += len(block.params)

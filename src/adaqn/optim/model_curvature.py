@@ -1,0 +1,128 @@
+"""Curvatures that evaluate a model: which parameters the vector stands for, and whose turn it is among the batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from adaqn.core.curvature import Curvature
+from adaqn.optim.flat import FlatParameters, as_real
+from adaqn.optim.monitor import LossFunction, batch_loss, check_batch, precision, undisturbed
+
+Losses = Callable[[Sequence[Tensor]], Tensor]
+"""Parameters → their loss on one batch."""
+
+
+class ModelCurvature(Curvature):
+    """A curvature that evaluates a model, and so must know which parameters the vector stands for."""
+
+    def attach(self, flat: FlatParameters) -> None:
+        """The optimizer's parameters, in the order of the vector."""
+        self.flat = flat
+
+    def check(self, params: Sequence[Tensor]) -> None:
+        """Raise if the model does not have these parameters."""
+
+
+class BatchCurvature(ModelCurvature):
+    """The product of a curvature matrix with s on a fresh batch, at the candidate; :meth:`along` is the matrix.
+
+    The model is evaluated in eval mode, and nothing of it is changed.
+
+    Args:
+        model: the unwrapped module whose parameters are optimized.
+        loss_fn: ``(output, target)`` → loss; what shape it must have, the subclass says.
+        batches: batches ``(*inputs, target)`` or mappings of the training split. One is taken per
+            cycle; after the last the first follows. A resumed run takes up at the batch that is due,
+            provided that ``batches`` yields them in the same order.
+    """
+
+    number_names = ("batch",)
+
+    def __init__(self, model: nn.Module, loss_fn: LossFunction, batches: Iterable[Any]) -> None:
+        if isinstance(batches, Tensor | Mapping) or (
+            isinstance(batches, Sequence) and any(isinstance(batch, Tensor) for batch in batches)
+        ):
+            raise ValueError("batches must be a sequence of batches: wrap a single one as [(inputs, target)]")
+        self.model = model
+        self.loss_fn = loss_fn
+        self.batches = batches
+        self.position = 0
+        self._iterator: Iterator[Any] | None = None
+
+    def along(
+        self, losses: Losses, w: Sequence[Tensor], s: Sequence[Tensor], out: Sequence[Tensor] | None
+    ) -> Sequence[Tensor]:
+        """The product with s at w, into ``out`` if it is given."""
+        raise TypeError(f"{type(self).__name__} has no product with s: override along()")
+
+    def attach(self, flat: FlatParameters) -> None:
+        super().attach(flat)
+        self.check(flat.params)
+        names = {id(p): name for name, p in self.model.named_parameters()}
+        self.names = [names[id(p)] for p in flat.params]
+
+    def check(self, params: Sequence[Tensor]) -> None:
+        known = {id(p) for p in self.model.parameters()}
+        strangers = [i for i, p in enumerate(params) if id(p) not in known]
+        if strangers:
+            raise ValueError(
+                f"parameter {strangers[0]} of the optimizer is not one of the model given to "
+                f"{type(self).__name__}: give it the unwrapped module that is trained"
+            )
+
+    @torch.no_grad()
+    def product(self, s: Tensor, candidate: Tensor, out: Tensor) -> Tensor:
+        with undisturbed(self.model):  # a shuffling loader draws from the global random state
+            batch = self._next_batch()
+        w, tangents = self._like_parameters(candidate), self._like_parameters(s)
+
+        def losses(params: Sequence[Tensor]) -> Tensor:
+            named = dict(zip(self.names, params, strict=True))
+            return batch_loss(
+                lambda *args, **kwargs: functional_call(self.model, named, args, kwargs), self.loss_fn, batch
+            )
+
+        views = self.flat.views(out)
+        in_place = all(view.dtype == p.dtype for view, p in zip(views, w, strict=True))
+        with undisturbed(self.model), precision(self.model, None):
+            y = self.along(losses, w, tangents, views if in_place else None)
+        if not in_place:
+            torch._foreach_copy_(views, [as_real(tensor) for tensor in y])
+        return out
+
+    def numbers(self) -> dict[str, float]:
+        return {"batch": self.position}
+
+    def load_numbers(self, numbers: dict[str, float]) -> None:
+        self._iterator, self.position = None, int(numbers["batch"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A half-used iterator cannot be copied; the position finds its place again.
+        return {**self.__dict__, "_iterator": None}
+
+    def _like_parameters(self, vector: Tensor) -> list[Tensor]:
+        pieces = zip(self.flat.views(vector), self.flat.params, strict=True)
+        return [(torch.view_as_complex(v) if p.is_complex() else v).to(p.dtype) for v, p in pieces]
+
+    def _next_batch(self) -> Any:
+        if self._iterator is None:
+            self._iterator = iter(self.batches)
+            for _ in range(self.position):
+                next(self._iterator, None)
+        batch = next(self._iterator, None)
+        if batch is None:
+            self._iterator, self.position = iter(self.batches), 0
+            batch = next(self._iterator, None)
+            if batch is None:
+                raise ValueError(
+                    f"the batches of {type(self).__name__} are used up: give a list or a loader that starts "
+                    "anew each time, not a generator"
+                )
+        check_batch(batch)
+        self.position += 1
+        return batch
