@@ -54,9 +54,12 @@ def curve(runs: Sequence[Finished], label: str, key: str, against: str = "epoch"
     return Curve(label, colour(optimizer), x, values.mean(0), values.min(0), values.max(0), len(runs))
 
 
-def draw(axes: Axes, curves: Sequence[Curve], *, xlabel: str, ylabel: str, title: str = "") -> None:
+def draw(
+    axes: Axes, curves: Sequence[Curve], *, xlabel: str, ylabel: str, title: str = "", highest_first: bool = False
+) -> None:
     """Lines with bands, and the final value beside each label, best first."""
-    for c in sorted(curves, key=lambda c: (math.isnan(c.mean[-1]), c.mean[-1])):
+    sign = -1.0 if highest_first else 1.0
+    for c in sorted(curves, key=lambda c: (math.isnan(c.mean[-1]), sign * c.mean[-1])):
         axes.plot(c.x, c.mean, color=c.colour, linewidth=1.8, label=f"{c.label}  {c.mean[-1]:.3f}")
         if c.seeds > 1:
             axes.fill_between(c.x, c.low, c.high, color=c.colour, alpha=0.15, linewidth=0)

@@ -53,7 +53,8 @@ def draw_panel(axes: Axes, shown: list[Curve], panel: Panel, metric: str) -> Non
         lines.append(line)
     unit = shown[0].runs[0].result["unit"] if metric == "test_loss" else ""
     name = f"{NAMES[metric]} ({unit})" if unit else NAMES[metric]
-    plots.draw(axes, lines, xlabel="epoch", ylabel=name, title=panel.title)
+    better_high = metric == "test_accuracy"
+    plots.draw(axes, lines, xlabel="epoch", ylabel=name, title=panel.title, highest_first=better_high)
     if metric == "test_loss":
         clip_to_interesting(axes, lines)
     elif metric == "average_memory":
