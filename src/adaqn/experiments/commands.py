@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,7 +25,7 @@ from adaqn.experiments.options import AsJson, DataDir, Device, Threads, Workers,
 from adaqn.experiments.report import write_report
 from adaqn.experiments.runner import folder_name, run_one
 from adaqn.experiments.sample import sample as draw_text
-from adaqn.experiments.storage import read_json, write_json
+from adaqn.experiments.storage import json_text, read_json, write_json
 from adaqn.experiments.training import CONFIG
 
 app = typer.Typer(
@@ -40,6 +40,7 @@ app.add_typer(data_app, name="data")
 @app.command()
 @run_options()
 def train(
+    context: typer.Context,
     base: RunConfig,
     optimizer: Annotated[str, typer.Option(help="One of: " + ", ".join(TABLE))] = "adaqn",
     lr: Annotated[float | None, typer.Option(help="Step size; by default the optimizer's own.")] = None,
@@ -55,13 +56,15 @@ def train(
     if resume:
         if not (folder / CONFIG).exists():
             raise UserError(f"there is no run in {folder} to resume")
-        given = RunConfig.from_json(read_json(folder / CONFIG)["run"])
+        stored = stored_config(folder)
+        refuse_changes(context, given, stored, folder)
+        given = stored
     elif (folder / CONFIG).exists():
         raise UserError(f"{folder} already holds a run: --resume continues it, or choose another folder with --out")
     with progress_bars([given.optimizer], quiet=as_json) as told:
         done = run_one(given, folder, data_dir, lambda progress: told(0, progress))
     if as_json:
-        print(json.dumps({"folder": str(folder), **done.result}, indent=2))
+        print(json_text({"folder": str(folder), **done.result}, indent=2))
         return
     final = done.result["final"]
     Console().print(
@@ -89,7 +92,7 @@ def compare(
     page = write_report(out)
     rows = summary(groups)
     if as_json:
-        print(json.dumps({"rows": rows, "figures": [str(path) for path in figures], "report": str(page)}, indent=2))
+        print(json_text({"rows": rows, "figures": [str(path) for path in figures], "report": str(page)}, indent=2))
         return
     table = Table(title=f"{base.task} on {base.data}, {base.model}: test loss in {rows[0]['unit']}")
     for name in ("optimizer", "lr", "test loss", "spread", "valid loss", "seconds", "stored / skipped / rejected"):
@@ -122,7 +125,9 @@ def tune(
     as_json: AsJson = False,
 ) -> None:
     """The paper's grid search: step sizes for all, L for adaQN, betas for Adam; the same budget for each, resumable."""
-    names = [optimizer for optimizer, _ in parse_optimizers(optimizers)]
+    names = [optimizer for optimizer, lr in parse_optimizers(optimizers) if lr is None]
+    if len(names) < len(optimizers.split(",")):
+        raise UserError(f"the search chooses the step sizes: give names alone, not {optimizers!r}")
     if not as_json:
         print(f"{budget} runs for each of {', '.join(names)}: {budget * len(names)} in all, {workers} at a time")
     with count_bars(names, budget, quiet=as_json) as told:
@@ -132,7 +137,7 @@ def tune(
         )  # fmt: skip
     write_json(out / "tuned.json", found)
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json_text(found, indent=2))
         return
     table = Table("optimizer", "best lr", "with", "validation loss", "runs")
     for optimizer, entry in found.items():
@@ -163,7 +168,7 @@ def sample(
         folder, count, prompt=prompt, temperature=temperature, seed=seed, data_dir=data_dir, threads=threads,
         device=device,
     )  # fmt: skip
-    print(json.dumps({"folder": str(folder), "seed": seed, "text": text}, indent=2) if as_json else text)
+    print(json_text({"folder": str(folder), "seed": seed, "text": text}, indent=2) if as_json else text)
 
 
 @app.command()
@@ -174,7 +179,7 @@ def report(
 ) -> None:
     """One HTML page about all runs below a folder: curves, memory, verdicts, results. It works offline."""
     path = write_report(folder, out)
-    print(json.dumps({"report": str(path)}) if as_json else f"report: {path}")
+    print(json_text({"report": str(path)}) if as_json else f"report: {path}")
 
 
 @app.command()
@@ -188,7 +193,7 @@ def doctor(
     """What is installed, which data is there, how fast this machine is, and what adaQN costs for a model."""
     found = examine(model, threads, data_dir, device)
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json_text(found, indent=2))
         return
     print(
         f"Python {found['python']} on {found['machine']}; {found['device']} reads {found['read_gb_per_second']} GB/s "
@@ -201,6 +206,26 @@ def doctor(
         for name, cost in found["model"]["settings"].items():
             table.add_row(name, f"{cost['bytes'] / 1e6:,.1f} MB", f"{1e3 * cost['seconds_per_step']:.2f}")
         Console().print(table)
+
+
+def stored_config(folder: Path) -> RunConfig:
+    """What the run in that folder was asked to be."""
+    contents = read_json(folder / CONFIG)
+    if not isinstance(contents, dict) or "run" not in contents:
+        raise UserError(f"{folder / CONFIG} is damaged: it has no entry 'run'; it was left in place")
+    return RunConfig.from_json(contents["run"])
+
+
+def refuse_changes(context: typer.Context, given: RunConfig, stored: RunConfig, folder: Path) -> None:
+    """A resumed run is the run that it was; what contradicts it on the command line is told."""
+    for name in (field.name for field in fields(RunConfig)):
+        asked = "option" if name == "options" else name
+        source = context.get_parameter_source(asked)
+        if source is not None and source.name == "COMMANDLINE" and getattr(given, name) != getattr(stored, name):
+            raise UserError(
+                f"the run in {folder} has {name} = {getattr(stored, name)!r}, not {getattr(given, name)!r}: a resumed "
+                "run cannot be changed; start another with --out"
+            )
 
 
 def parse_options(given: list[str] | None) -> dict[str, Any]:
@@ -231,5 +256,6 @@ def run() -> None:
     except (KeyboardInterrupt, SystemExit) as end:  # typer makes the first into the second, without a word
         if isinstance(end, SystemExit) and end.code != 130:
             raise
-        print("adaqn: interrupted; what was done so far is saved, and the same command goes on", file=sys.stderr)
+        again = "'adaqn train --resume --out FOLDER'" if sys.argv[1:2] == ["train"] else "the same command"
+        print(f"adaqn: interrupted; what was done so far is saved, and {again} goes on", file=sys.stderr)
         sys.exit(130)

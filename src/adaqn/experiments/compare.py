@@ -32,6 +32,8 @@ def parse_optimizers(text: str) -> list[tuple[str, float | None]]:
             chosen.append((name, float(lr) if lr else None))
         except ValueError:
             raise UserError(f"{part.strip()!r}: what follows the colon must be a step size") from None
+        if chosen.count(chosen[-1]) > 1:
+            raise UserError(f"{part.strip()!r} is given twice: --seeds runs an optimizer several times")
     return chosen
 
 
@@ -54,7 +56,7 @@ def compare_optimizers(
         done = run_all(configs, out / "runs", workers, data_dir, told)
     groups: Groups = {}
     for config, run in zip(configs, done, strict=True):
-        groups.setdefault(f"{entry(config.optimizer).label} (lr {config.lr:g})", []).append(run)
+        groups.setdefault(f"{entry(config.optimizer).label} (lr {config.lr!r})", []).append(run)
     figures = comparison(groups, out / "curves", f"{base.task} · {base.data} · {base.model}")
     write_json(out / "summary.json", summary(groups))
     return groups, figures

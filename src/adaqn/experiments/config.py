@@ -93,6 +93,15 @@ class RunConfig:
             raise UserError(f"no model called {self.model!r} for {self.task}: give one of {', '.join(allowed)}")
         if self.spread not in ("variance", "std"):
             raise UserError(f"spread must be 'variance' or 'std', got {self.spread!r}")
+        if not 0 <= self.seed <= LARGEST_SEED:
+            raise UserError(f"seed must be from 0 to {LARGEST_SEED}, got {self.seed}")
+        if self.task in ("char-lm", "word-lm", "addition"):
+            if self.length is not None and self.length < 1:
+                raise UserError(f"length must be at least 1, got {self.length}")
+        elif self.length:
+            raise UserError(f"length is for texts and the addition problem: {self.task} has as many steps as pixels")
+        if self.side is not None and self.data != "mnist":
+            raise UserError(f"side is for --data mnist: {self.data} is taken as it is")
         if self.vocabulary is not None and self.task != "word-lm":
             raise UserError(f"vocabulary is for word-lm: {self.task} takes its symbols as they are")
         if self.carry_state and self.task not in ("char-lm", "word-lm"):
@@ -106,9 +115,16 @@ class RunConfig:
     @staticmethod
     def from_json(values: dict[str, Any]) -> RunConfig:
         known = {f.name for f in fields(RunConfig)}
+        if not isinstance(values, dict):
+            raise UserError(f"the configuration is damaged: {values!r} is no set of named values")
         unknown = sorted(set(values) - known)
         if unknown:
             raise UserError(f"the configuration has unknown entries {unknown}: written by another version?")
+        usual = RunConfig()
+        for name, value in values.items():
+            kinds = _KINDS.get(name, type(getattr(usual, name)))
+            if value is not None and (not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool)):
+                raise UserError(f"the configuration is damaged: {name} is {value!r}")
         return RunConfig(**values)
 
     def identity(self) -> str:
@@ -117,10 +133,20 @@ class RunConfig:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+_KINDS: dict[str, Any] = {
+    **dict.fromkeys(("layers", "hidden", "steps", "batch_size", "length", "side", "limit", "vocabulary"), int),
+    **dict.fromkeys(("lr", "clip", "epochs"), (int, float)),
+}
+LARGEST_SEED = 2**31 - 1
+MOST_THREADS = 1024
+
+
 def check_machine(threads: int, device: str) -> int:
     """The number of threads, once it and the device are known to be usable here."""
-    if threads < 1:
-        raise UserError(f"threads must be at least 1, got {threads}")
+    if not 1 <= threads <= MOST_THREADS:
+        raise UserError(f"threads must be from 1 to {MOST_THREADS}, got {threads}")
+    if device == "meta":
+        raise UserError("device 'meta' holds no numbers: give cpu, or one that is there")
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:

@@ -47,6 +47,8 @@ def data_download(
     for name in names or files.DATA_SETS:
         for file in members_of(name):
             path = files.find(file, data_dir)
+            if path is not None:
+                files.read(file, data_dir)  # says so if it is not what it should be
             rows.append({"data": name, "file": file.path, "was_here": path is not None})
             rows[-1]["path"] = str(path or files.download(file))
             if not as_json:

@@ -101,6 +101,8 @@ def load_model(name: str, data_dir: Path | None) -> nn.Module:
         raise UserError(f"cannot make a model from {name!r}: {error}") from error
     if not isinstance(network, nn.Module):
         raise UserError(f"{name} returned {type(network).__name__}, not a torch.nn.Module")
+    if not any(p.requires_grad and p.numel() for p in network.parameters()):
+        raise UserError(f"the model of {name} has no parameter that is trained")
     return network
 
 

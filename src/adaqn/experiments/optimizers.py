@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import pkgutil
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.optim import Optimizer
 from adaqn import OLBFGS, RES, SQN, AdaQN, EmpiricalFisher, HessianProduct, Monitor, SdLBFGS
 from adaqn.baselines import KFAC, SFO, HessianFree
 from adaqn.experiments.cells import from_torch
+from adaqn.experiments.config import RunConfig
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.models import Recurrent
 from adaqn.experiments.tasks import Task
@@ -38,6 +40,8 @@ class Entry:
     monitored: bool = False
     given: str = "parameters"
     """What ``make`` wants: the ``"parameters"``, the ``"named"`` ones, or ``"model and task"``."""
+    kind: type[Optimizer] | str | None = None
+    """The class whose options may be set, if ``make`` is not it; a name is one of pytorch_optimizer's."""
     linear_cells: bool = False
     """Must it see every product of a recurrent net? Then the cells are made of linear layers."""
 
@@ -56,6 +60,10 @@ def _rival(name: str) -> Make:
     return make
 
 
+ADAMW_SHARE = 3e-4 / 2e-2
+"""Muon's AdamW step in steps of its own: the ratio of its defaults."""
+
+
 def _muon(named: Any, **options: Any) -> Optimizer:
     """Muon for the matrices inside; embedding, output and vectors go to its AdamW, as its authors do."""
     inner: list[Any] = []
@@ -64,6 +72,7 @@ def _muon(named: Any, **options: Any) -> Optimizer:
         is_inner = p.dim() >= 2 and not name.startswith(("embedding.", "output."))
         (inner if is_inner else outer).append(p)
     groups = [{"params": inner, "use_muon": True}, {"params": outer, "use_muon": False}]
+    options.setdefault("adamw_lr", ADAMW_SHARE * options["lr"])  # a tuned step size must reach all parameters
     return _rival("Muon")([group for group in groups if group["params"]], **options)
 
 
@@ -99,13 +108,15 @@ TABLE: dict[str, Entry] = {
     "olbfgs": Entry("oLBFGS", OLBFGS, 0.1, {"regularisation": 0.1}, "closure"),
     "res": Entry("RES", RES, 0.1, {}, "closure"),
     "sdlbfgs": Entry("SdLBFGS", SdLBFGS, 0.1, {}, "closure"),
-    "sqn": Entry("SQN", _sqn, 0.1, given="model and task"),
-    "sfo": Entry("SFO", _sfo, 1.0, {}, "indexed", given="model and task"),
+    "sqn": Entry("SQN", _sqn, 0.1, given="model and task", kind=SQN),
+    "sfo": Entry("SFO", _sfo, 1.0, {}, "indexed", given="model and task", kind=SFO),
     "hf": Entry("Hessian-Free", HessianFree, 1.0, {"max_cg_iterations": 50}, "outputs"),
-    "kfac": Entry("K-FAC", _kfac, 0.1, given="model and task", linear_cells=True),
-    "soap": Entry("SOAP", _rival("SOAP"), 3e-3, {"weight_decay": 0.0}),
-    "muon": Entry("Muon", _muon, 0.02, given="named"),
-    "shampoo": Entry("Shampoo", _rival("ScalableShampoo"), 1e-3),
+    "kfac": Entry("K-FAC", _kfac, 0.1, given="model and task", kind=KFAC, linear_cells=True),
+    "soap": Entry("SOAP", _rival("SOAP"), 3e-3, {"weight_decay": 0.0}, kind="SOAP"),
+    "muon": Entry("Muon", _muon, 0.02, given="named", kind="Muon"),
+    "shampoo": Entry(
+        "Shampoo", _rival("ScalableShampoo"), 1e-3, {"preconditioning_compute_steps": 10}, kind="ScalableShampoo"
+    ),
 }
 
 
@@ -118,6 +129,7 @@ def entry(name: str) -> Entry:
 def make_optimizer(name: str, lr: float | None, options: dict[str, Any], model: nn.Module, task: Task) -> Optimizer:
     """The optimizer of that name for that model; a monitored one gets a batch of the training split."""
     chosen = entry(name)
+    _check_options(name, chosen, options)
     given: dict[str, Any] = {"lr": chosen.lr if lr is None else lr, **chosen.defaults, **options}
     if chosen.monitored:
         given["monitor"] = Monitor(model, task.losses, task.monitoring_set())
@@ -126,13 +138,34 @@ def make_optimizer(name: str, lr: float | None, options: dict[str, Any], model: 
             given["curvature"] = EmpiricalFisher(model, task.losses, batches)
     if isinstance(given.get("betas"), list):
         given["betas"] = tuple(given["betas"])
-    _check_options(name, chosen, given)
     try:
         if chosen.given == "model and task":
             return chosen.make(model, task, **given)
         return chosen.make(model.named_parameters() if chosen.given == "named" else model.parameters(), **given)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RuntimeError) as error:
         raise UserError(f"{name}: {error}") from error
+
+
+def resolved(config: RunConfig) -> RunConfig:
+    """Complete, with the step size that will be used: two ways to ask for the same run are the same run."""
+    complete = config.complete()
+    return replace(complete, lr=entry(complete.optimizer).lr) if complete.lr is None else complete
+
+
+def known_classes(name: str) -> list[type]:
+    """What the checkpoint of this optimizer holds beside tensors and plain values: Shampoo's own helper objects."""
+    if entry(name).kind != "ScalableShampoo" or importlib.util.find_spec("pytorch_optimizer") is None:
+        return []
+    utils = importlib.import_module("pytorch_optimizer.optimizer.utils")
+    modules = (
+        importlib.import_module(found.name) for found in pkgutil.iter_modules(utils.__path__, f"{utils.__name__}.")
+    )
+    return [
+        value
+        for module in modules
+        for value in vars(module).values()
+        if isinstance(value, type) and value.__module__ == module.__name__
+    ]
 
 
 def prepare_model(name: str, model: nn.Module) -> nn.Module:
@@ -154,11 +187,29 @@ class _CurvatureBatches:
             yield tuple(torch.cat(tensors) for tensors in zip(*parts, strict=True))
 
 
-def _check_options(name: str, chosen: Entry, given: dict[str, Any]) -> None:
-    if not inspect.isclass(chosen.make):
-        return
-    known = set(inspect.signature(chosen.make).parameters) - {"self", "params", "common"}
-    known |= set(Common.__annotations__) if issubclass(chosen.make, OLBFGS | RES | SdLBFGS) else set()
-    unknown = sorted(set(given) - known)
+RESERVED = {
+    "lr": "give the step size as --lr",
+    "monitor": "the laboratory makes it: --monitor-size",
+    "params": "they are the model's",
+    "maximize": "losses are to be small",
+}
+
+
+def _check_options(name: str, chosen: Entry, options: dict[str, Any]) -> None:
+    for option in options:
+        if option in RESERVED:
+            raise UserError(f"{option} is no option to be set: {RESERVED[option]}")
+    kind = chosen.kind or chosen.make
+    if isinstance(kind, str):
+        if importlib.util.find_spec("pytorch_optimizer") is None:
+            return  # making it will say what to install
+        import pytorch_optimizer
+
+        kind = getattr(pytorch_optimizer, kind)
+    left_out = {"self", "params", "common", "kwargs", "model", "batches", *RESERVED}
+    known = set(inspect.signature(kind).parameters) - left_out
+    if inspect.isclass(kind) and issubclass(kind, OLBFGS | RES | SdLBFGS | SQN):
+        known |= set(Common.__annotations__) - set(RESERVED)
+    unknown = sorted(set(options) - known)
     if unknown:
         raise UserError(f"{name} has no option {', '.join(unknown)}: it knows {', '.join(sorted(known))}")

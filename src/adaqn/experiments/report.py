@@ -15,7 +15,7 @@ import adaqn
 from adaqn.experiments.config import RunConfig
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.report_page import Group, describe
-from adaqn.experiments.runner import Finished, finished
+from adaqn.experiments.runner import METRIC_ENTRIES, Finished, finished
 from adaqn.experiments.storage import read_json, read_lines, write_atomically
 from adaqn.experiments.training import CONFIG, METRICS
 
@@ -107,6 +107,8 @@ def _how_far(folder: Path) -> str:
     records = read_lines(folder / METRICS)
     if not records:
         return "not finished: nothing measured yet"
+    if not set(records[-1]) >= METRIC_ENTRIES:
+        return "damaged: its metrics are incomplete"
     return f"not finished: measured up to step {records[-1]['step']}, epoch {records[-1]['epoch']:.2f}"
 
 

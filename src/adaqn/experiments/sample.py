@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from adaqn.experiments.config import RunConfig, check_machine
+from adaqn.experiments.config import LARGEST_SEED, RunConfig, check_machine
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.optimizers import prepare_model
+from adaqn.experiments.optimizers import known_classes, prepare_model
 from adaqn.experiments.storage import load_checkpoint, read_json
 from adaqn.experiments.tasks import LanguageModel, make_task
 from adaqn.experiments.training import CHECKPOINT, CONFIG
@@ -30,6 +30,8 @@ def sample(
     """``count`` symbols after the prompt, from the last checkpoint of the run in ``folder``."""
     if count < 1 or not temperature > 0:
         raise UserError(f"the length must be at least 1 and the temperature positive, got {count} and {temperature}")
+    if not 0 <= seed <= LARGEST_SEED:
+        raise UserError(f"seed must be from 0 to {LARGEST_SEED}, got {seed}")
     torch.set_num_threads(check_machine(threads, device))
     config = replace(RunConfig.from_json(read_json(folder / CONFIG)["run"]), device=device)
     task = make_task(config.complete(), data_dir)
@@ -38,7 +40,10 @@ def sample(
     if not (folder / CHECKPOINT).exists():
         raise UserError(f"the run in {folder} has no checkpoint yet")
     model = prepare_model(config.optimizer, task.model())
-    model.load_state_dict(load_checkpoint(folder / CHECKPOINT)["model"])
+    checkpoint = load_checkpoint(folder / CHECKPOINT, known_classes(config.optimizer))
+    if checkpoint["data_sha256"] != task.sha256:
+        raise UserError(f"{config.data} has changed since the run in {folder} was made: its alphabet is another one")
+    model.load_state_dict(checkpoint["model"])
     model.eval()
     by_word = config.task == "word-lm"
     symbols = prompt.split() if by_word else list(prompt)
@@ -53,6 +58,10 @@ def sample(
     for _ in range(count):
         logits, hidden = model(fed, hidden)
         chances = torch.softmax(logits[0, -1].double().cpu() / temperature, dim=0)
+        if not bool(chances.isfinite().all()):
+            raise UserError(
+                f"the model in {folder} gives no probabilities at temperature {temperature}: has it diverged?"
+            )
         chosen = int(torch.multinomial(chances, 1, generator=generator))
         drawn.append(task.corpus.vocabulary[chosen])
         fed = torch.tensor([[chosen]], device=device)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -44,8 +45,21 @@ def warnings_kept(folder: Path) -> Iterator[None]:
         yield
 
 
+def json_text(value: Any, **layout: Any) -> str:
+    """JSON that every parser reads: a number that is not finite becomes null."""
+    return json.dumps(_finite(value), allow_nan=False, **layout)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
 def write_json(path: Path, value: Any) -> None:
-    write_atomically(path, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
+    write_atomically(path, (json_text(value, indent=2, sort_keys=True) + "\n").encode())
 
 
 def read_json(path: Path) -> Any:
@@ -55,6 +69,12 @@ def read_json(path: Path) -> Any:
         raise UserError(f"there is no {path}") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is damaged ({error}); it was left in place") from error
+
+
+CHECKPOINT_ENTRIES = {
+    "identity", "data_sha256", "step", "seconds", "model", "optimizer", "hidden", "loss_sum", "pairs_sum", "summed",
+    "measured", "random",
+}  # fmt: skip
 
 
 class _Buffer:
@@ -77,15 +97,17 @@ def save_checkpoint(path: Path, value: dict[str, Any]) -> None:
     write_atomically(path, b"".join(buffer.parts))
 
 
-def load_checkpoint(path: Path) -> dict[str, Any]:
+def load_checkpoint(path: Path, known_classes: Sequence[type] = ()) -> dict[str, Any]:
+    """Tensors and plain values, and objects of ``known_classes`` that an optimizer of others keeps in its state."""
     try:
-        value = torch.load(path, weights_only=True, map_location="cpu")
+        with torch.serialization.safe_globals(list(known_classes)):
+            value = torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:  # torch raises many kinds for a damaged file
         raise UserError(
             f"{path} is damaged or no checkpoint ({type(error).__name__}); it was left in place. Delete it to start "
             "this run anew"
         ) from error
-    if not isinstance(value, dict):
+    if not isinstance(value, dict) or not set(value) >= CHECKPOINT_ENTRIES:
         raise UserError(f"{path} is no checkpoint of a run; it was left in place")
     return value
 
@@ -94,13 +116,19 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """The complete lines of a ``metrics.jsonl``; a last line that a kill cut short is dropped."""
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").split("\n")
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is damaged ({error}); it was left in place") from error
     records = []
     for number, line in enumerate(lines):
         if not line.strip():
             continue
         try:
-            records.append(json.loads(line))
+            record = json.loads(line)
+            if not isinstance(record, dict):
+                raise UserError(f"{path} is damaged in line {number + 1}; it was left in place")
+            records.append(record)
         except json.JSONDecodeError as error:
             if number == len(lines) - 1:
                 break

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import math
 import os
 import platform
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -17,8 +18,16 @@ from torch import Tensor, nn
 import adaqn
 from adaqn.experiments.config import RunConfig
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.optimizers import entry, make_optimizer, prepare_model
-from adaqn.experiments.storage import load_checkpoint, read_lines, save_checkpoint, write_atomically, write_json
+from adaqn.experiments.interrupts import interrupts_noted
+from adaqn.experiments.optimizers import entry, known_classes, make_optimizer, prepare_model, resolved
+from adaqn.experiments.storage import (
+    json_text,
+    load_checkpoint,
+    read_lines,
+    save_checkpoint,
+    write_atomically,
+    write_json,
+)
 from adaqn.experiments.tasks import make_task
 from adaqn.optim.quasi_newton import QuasiNewton
 
@@ -44,7 +53,7 @@ class Run:
     """A configuration at work. ``folder=None`` keeps everything in memory."""
 
     def __init__(self, config: RunConfig, folder: Path | None = None, data_dir: Path | None = None) -> None:
-        self.config = config.complete()
+        self.config = resolved(config)
         self.folder = folder
         torch.set_num_threads(self.config.threads)
         torch.manual_seed(self.config.seed)
@@ -73,22 +82,14 @@ class Run:
 
     def train(self, listener: Listener | None = None) -> dict[str, Any]:
         """Go on until the last step; returns the result. Interrupted, it saves where it is."""
-        checkpoint_every = float(os.environ.get(CHECKPOINT_VARIABLE, 30.0))
+        checkpoint_every = checkpoint_seconds()
         if not self.metrics:
             self.measure()
-        saved = time.monotonic()
         # Gradients that vanish through many time steps become subnormal numbers, which a CPU handles many times slower.
         torch.set_flush_denormal(True)
         try:
-            while self.step < self.total:
-                self.advance()
-                if listener is not None:
-                    listener(Progress(self.step, self.total, self._mean_loss() if self.step % 10 == 0 else None))
-                if self.step % self.every == 0 or self.step == self.total:
-                    self.measure()
-                if time.monotonic() - saved > checkpoint_every:
-                    self.save()
-                    saved = time.monotonic()
+            with interrupts_noted() as interrupted:
+                self._train(listener, interrupted, checkpoint_every)
         except KeyboardInterrupt:
             self.save()
             raise
@@ -100,8 +101,32 @@ class Run:
             write_json(self.folder / RESULT, result)
         return result
 
+    def _train(self, listener: Listener | None, interrupted: threading.Event, checkpoint_every: float) -> None:
+        saved = time.monotonic()
+        while self.step < self.total:
+            self.advance()
+            loss = self._mean_loss() if self.step % 10 == 0 else None
+            if self.step % self.every == 0 or self.step == self.total:
+                self.measure()
+            if time.monotonic() - saved > checkpoint_every:
+                self.save()
+                saved = time.monotonic()
+            # Whoever ends the run here finds nothing half done: the step is counted, its evaluation is made.
+            if listener is not None:
+                listener(Progress(self.step, self.total, loss))
+            if interrupted.is_set():
+                raise KeyboardInterrupt
+
     def advance(self) -> None:
         """One step."""
+        try:
+            self._advance()
+        except (AssertionError, RuntimeError) as error:
+            if self.step or not self.config.options:
+                raise
+            raise UserError(f"{self.config.optimizer} with {self.config.options}: {error}") from error
+
+    def _advance(self) -> None:
         start = time.perf_counter()
         indexed = self.kind == "indexed"
         index = self.optimizer.next_index() if indexed else self.step  # type: ignore[attr-defined]
@@ -169,13 +194,13 @@ class Run:
         assert self.folder is not None
         try:
             with (self.folder / METRICS).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
+                file.write(json_text(record) + "\n")
         except OSError as error:
             raise UserError(f"cannot write {self.folder / METRICS}: {error.strerror}") from error
 
     def result(self) -> dict[str, Any]:
         """The best validation loss, and the test loss at that point and at the end."""
-        finite = [r for r in self.metrics if r["valid_loss"] == r["valid_loss"]]
+        finite = [r for r in self.metrics if r["valid_loss"] is not None and math.isfinite(r["valid_loss"])]
         best = min(finite, key=lambda r: r["valid_loss"]) if finite else self.metrics[-1]
         return {
             "config": self.config.to_json(),
@@ -233,7 +258,9 @@ class Run:
         """Take up at the last checkpoint; what was measured after it is measured again."""
         assert self.folder is not None
         path = self.folder / CHECKPOINT
-        state: dict[str, Any] = load_checkpoint(path) if path.exists() else {"measured": 0}
+        state: dict[str, Any] = {"measured": 0}
+        if path.exists():
+            state = load_checkpoint(path, known_classes(self.config.optimizer))
         if path.exists():
             for name, ours in (("identity", self.config.identity()), ("data_sha256", self.task.sha256)):
                 if state.get(name) != ours:
@@ -246,8 +273,25 @@ class Run:
                 setattr(self, name, state[name])
             torch.set_rng_state(state["random"])
         self.metrics = read_lines(self.folder / METRICS)[: state["measured"]]
-        kept = "".join(json.dumps(record) + "\n" for record in self.metrics)
+        if len(self.metrics) < state["measured"]:
+            raise UserError(
+                f"{self.folder / METRICS} has {len(self.metrics)} evaluations, and the checkpoint knows of "
+                f"{state['measured']}: delete the folder to run it anew"
+            )
+        kept = "".join(json_text(record) + "\n" for record in self.metrics)
         write_atomically(self.folder / METRICS, kept.encode())
+
+
+def checkpoint_seconds() -> float:
+    """Seconds between two checkpoints."""
+    text = os.environ.get(CHECKPOINT_VARIABLE, "30")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not seconds >= 0.0:
+        raise UserError(f"{CHECKPOINT_VARIABLE} must be a number of seconds of at least 0, got {text!r}")
+    return seconds
 
 
 def detached(hidden: Any) -> Any:

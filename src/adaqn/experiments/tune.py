@@ -9,6 +9,7 @@ import multiprocessing as mp
 import re
 import signal
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,10 +22,11 @@ from optuna.trial import TrialState
 
 from adaqn.experiments.config import RunConfig
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.optimizers import entry
-from adaqn.experiments.runner import folder_name, interrupts_noted, run_one
+from adaqn.experiments.interrupts import interrupts_noted
+from adaqn.experiments.optimizers import entry, resolved
+from adaqn.experiments.runner import folder_name, run_one
 from adaqn.experiments.storage import warnings_kept
-from adaqn.experiments.training import Progress
+from adaqn.experiments.training import Progress, Run
 
 Point = dict[str, float]
 Curves = dict[str, RunConfig]
@@ -39,6 +41,8 @@ USUAL = {"adaqn": 1, "adam": 1}
 """The choice that is the method's own default: L = 5, betas = (0.9, 0.999)."""
 DECADES = 1.0
 """The grid of step sizes reaches this far above and below the optimizer's own default."""
+HEARTBEAT, STALE = 60, 600
+"""Seconds between two signs of life of a worker, and after how many without one its point is run again."""
 ASK_EVERY = 5.0
 """Seconds between two questions to the database about how far the workers are."""
 SEARCHES = ("grid", "staged", "lr")
@@ -94,7 +98,9 @@ def for_optimizers(base: RunConfig, names: Sequence[str]) -> Curves:
 
 def storage(url: str) -> RDBStorage:
     try:
-        return RDBStorage(url)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            return RDBStorage(url, heartbeat_interval=HEARTBEAT, grace_period=STALE)
     except Exception as error:  # whatever the database's driver raises
         reason = str(error).splitlines()[0]
         raise UserError(f"cannot open the storage {without_password(url)}: {reason}") from error
@@ -126,7 +132,15 @@ def prepare(curves: Curves, points: dict[str, list[Point]], url: str, name: str,
         study = optuna.create_study(
             storage=storage(url), study_name=f"{name}/{curve}", direction="minimize", load_if_exists=True
         )
-        study.set_user_attr("base", curves[curve].to_json())
+        base, before = curves[curve].to_json(), study.user_attrs.get("base", curves[curve].to_json())
+        changed = [key for key in base if base[key] != before.get(key) and key not in ("lr", "threads", "device")]
+        if changed:
+            raise UserError(
+                f"the study {study.study_name} was begun with other settings ({changed[0]} was "
+                f"{before.get(changed[0])!r}, and is {base[changed[0]]!r} now): choose another --name or --out"
+            )
+        study.set_user_attr("base", base)
+        fail_stale(study)
         for trial in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
             claim = claim_name(study, trial.number)
             if (out / "locks" / f"{claim}.lock").exists():  # it was run here
@@ -143,14 +157,11 @@ def work(curves_json: dict[str, Any], url: str, name: str, out: Path, data_dir: 
     """Take points from the queues until none is waiting; told to stop, save the run and put its point back."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent tells
 
-    def stop_when_told(_: Progress) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-
     optuna.logging.set_verbosity(optuna.logging.ERROR)
+    database = storage(url)
     for curve, values in curves_json.items():
         base = RunConfig.from_json(values)
-        study = optuna.load_study(storage=storage(url), study_name=f"{name}/{curve}")
+        study = optuna.load_study(storage=database, study_name=f"{name}/{curve}")
         while not stop.is_set():
             with lock(out, "claim"):  # SQLite would let two workers take the same one
                 if not study.get_trials(deepcopy=False, states=[TrialState.WAITING]):
@@ -166,10 +177,20 @@ def work(curves_json: dict[str, Any], url: str, name: str, out: Path, data_dir: 
                 "choice": trial.suggest_int("choice", 0, len(SECOND.get(base.optimizer, [{}])) - 1),
             }
             config = configured(base, point)
+            beaten = 0.0
+
+            def listener(_: Progress, trial: optuna.Trial = trial) -> None:
+                nonlocal beaten
+                if stop.is_set():
+                    raise KeyboardInterrupt
+                if time.monotonic() - beaten > HEARTBEAT / 2:  # other machines see that this point is in good hands
+                    database.record_heartbeat(trial._trial_id)
+                    beaten = time.monotonic()
+
             try:
                 folder = out / "runs" / folder_name(config)
                 with warnings_kept(folder):
-                    done = run_one(config, folder, data_dir, stop_when_told)
+                    done = run_one(config, folder, data_dir, listener)
                 loss = done.result["final"]["valid_loss"]
                 study.tell(trial, loss if math.isfinite(loss) else math.inf)
             except KeyboardInterrupt:
@@ -178,6 +199,13 @@ def work(curves_json: dict[str, Any], url: str, name: str, out: Path, data_dir: 
                 return
             finally:
                 held.release()
+
+
+def fail_stale(study: optuna.Study) -> None:
+    """Points whose worker, on whatever machine, has given no sign of life: they will be queued again."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Optuna calls this an experimental feature
+        optuna.storages.fail_stale_trials(study)
 
 
 def _is_duplicate(study: optuna.Study, number: int) -> bool:
@@ -211,8 +239,15 @@ def tune(
 ) -> dict[str, dict[str, Any]]:
     """Run the whole search; returns for each curve its best point by validation loss, and all points."""
     points = {curve: grid(base.optimizer, budget, search) for curve, base in curves.items()}  # tells of a wrong budget
-    curves = {curve: base.complete() for curve, base in curves.items()}
-    out.mkdir(parents=True, exist_ok=True)
+    if workers < 1:
+        raise UserError(f"workers must be at least 1, got {workers}")
+    curves = {curve: resolved(base) for curve, base in curves.items()}
+    for base in curves.values():
+        Run(base, None, data_dir)  # a mistake is told here, once, rather than by every worker
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {out}: {error.strerror}") from error
     url = url or f"sqlite:///{out / 'tuning.db'}"
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     prepare(curves, points, url, name, out)

@@ -67,6 +67,8 @@ def cache_folder() -> Path:
 
 def folders(data_dir: Path | None = None) -> list[Path]:
     """Where files are looked for, in this order: what was asked for, the environment's, the cache."""
+    if data_dir is not None and not data_dir.is_dir():
+        raise UserError(f"there is no folder {data_dir}: --data-dir names a folder with data files in it")
     given = [data_dir] if data_dir else []
     if os.environ.get(DATA_VARIABLE):
         given.append(Path(os.environ[DATA_VARIABLE]))

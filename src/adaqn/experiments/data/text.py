@@ -13,6 +13,7 @@ from torch import Tensor
 from adaqn.experiments.data import files
 from adaqn.experiments.errors import UserError
 
+TRAIN_SHARE = 0.9
 SPLITS = ("train", "valid", "test")
 DICKENS_SHA256 = "2326ff794eaaf3337c357df9129143150bb02afff7d8baf946a193b679c4e9f5"
 
@@ -76,7 +77,7 @@ def dickens(raw: bytes) -> str:
 def character_corpus(data: str, data_dir: Path | None = None, limit: int | None = None) -> Corpus:
     """The text by characters; ``limit`` takes the first so many in all."""
     parts = {split: list(text[: _share(limit, split)]) for split, text in load_text(data, data_dir).items()}
-    return _corpus(data, parts)
+    return _corpus(data, parts, by_character=True)
 
 
 def _share(limit: int | None, split: str) -> int | None:
@@ -96,23 +97,26 @@ def word_corpus(data: str, data_dir: Path | None = None, limit: int | None = Non
         words = [word for line in text.splitlines() for word in [*line.split(), "<eos>"]]
         parts[split] = words[: _share(limit, split)]
     counts: dict[str, int] = {}
-    for word in parts.get("train", parts.get("all", [])):
+    for word in parts.get("train") or parts["all"][: int(TRAIN_SHARE * len(parts["all"]))]:
         counts[word] = counts.get(word, 0) + 1
     frequent = sorted(counts, key=lambda word: (-counts[word], word))
-    if len(frequent) > largest:
+    known = set(frequent[:largest])
+    if any(word not in known for words in parts.values() for word in words):
         known = {*frequent[: largest - 1], "<unk>"}
         parts = {split: [w if w in known else "<unk>" for w in words] for split, words in parts.items()}
-    return _corpus(data, parts)
+    return _corpus(data, parts, by_character=False)
 
 
-def _corpus(data: str, parts: dict[str, list[str]]) -> Corpus:
-    sha256 = hashlib.sha256("\0".join("".join(part) for part in parts.values()).encode()).hexdigest()
+def _corpus(data: str, parts: dict[str, list[str]], *, by_character: bool) -> Corpus:
+    sha256 = hashlib.sha256(
+        "\0".join(("" if by_character else "\n").join(part) for part in parts.values()).encode()
+    ).hexdigest()
     vocabulary = sorted({symbol for part in parts.values() for symbol in part})
     index = {symbol: i for i, symbol in enumerate(vocabulary)}
     numbers = {split: torch.tensor([index[s] for s in part], dtype=torch.long) for split, part in parts.items()}
     if "all" in numbers:
         everything = numbers["all"]
-        first, second = int(0.9 * len(everything)), int(0.95 * len(everything))
+        first, second = int(TRAIN_SHARE * len(everything)), int(0.95 * len(everything))
         numbers = dict(zip(SPLITS, everything.tensor_split([first, second]), strict=True))
     return Corpus(data, sha256, vocabulary, numbers)
 

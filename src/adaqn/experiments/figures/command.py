@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -13,13 +13,14 @@ from rich.table import Table
 
 from adaqn.experiments.compare import parse_optimizers
 from adaqn.experiments.display import count_bars, figure_bar
+from adaqn.experiments.errors import UserError
 from adaqn.experiments.figures import make
 from adaqn.experiments.figures.drawing import draw_figure
 from adaqn.experiments.figures.estimate import Cost, estimate
 from adaqn.experiments.figures.specs import FIGURES, FigureSpec, figure_spec
 from adaqn.experiments.figures.tuning_file import key, packaged, read_tuning, search_panel
 from adaqn.experiments.options import AsJson, DataDir, Device, Threads, Workers
-from adaqn.experiments.storage import write_json
+from adaqn.experiments.storage import json_text, write_json
 
 
 def figure(
@@ -57,8 +58,14 @@ def figure(
     if panel:
         spec = make.with_panels(spec, panel)
     path = tuning or (out / f"tuning-{scale}.json" if tune else packaged(scale))
+    if workers < 1:
+        raise UserError(f"workers must be at least 1, got {workers}")
+    asked = [f"--panel {shlex.quote(word)}" for word in panel or []]
+    asked += [f"--optimizers {optimizers}"] if optimizers else []
+    asked += [f"--epochs {epochs:g}"] if epochs else []
     if tune and spec.name != "sensitivity":
-        search(spec, path, scale, out, workers, data_dir, quiet=as_json)
+        command = " ".join(["adaqn figure", name, "--scale", scale, "--tune", *asked])
+        search(spec, path, command, out, workers, data_dir, quiet=as_json)
     if not path.exists() and scale == "paper":
         path = packaged("quick")
         say(f"no tuning was done at the paper's scale: step sizes are those of {path.name}", as_json)
@@ -66,29 +73,28 @@ def figure(
     if only_estimate or scale == "paper":
         costs = estimate(planned, out, data_dir)
         if only_estimate and as_json:
-            print(json.dumps([asdict(cost) for cost in costs], indent=2))
+            print(json_text([asdict(cost) for cost in costs], indent=2))
         if not as_json:
             print_estimate(costs, workers)
         if only_estimate:
             return
     with figure_bar(len(planned), quiet=as_json) as told:
         curves = make.run_figure(planned, out, workers, data_dir, told)
-    stem = out / f"{name}-{scale}"
+    stem = out / f"{name}-{scale}{'-part' if asked else ''}"  # the whole figure stays as it was
     files = draw_figure(spec, curves, stem, scale, seeds)
     rows = make.summary_rows(curves)
     write_json(stem.with_suffix(".json"), rows)
     if as_json:
-        print(json.dumps({"rows": rows, "figures": [str(file) for file in files]}, indent=2))
+        print(json_text({"rows": rows, "figures": [str(file) for file in files]}, indent=2))
         return
     print_rows(rows, spec)
     say("figures: " + ", ".join(str(file) for file in files), as_json)
 
 
 def search(
-    spec: FigureSpec, path: Path, scale: str, out: Path, workers: int, data_dir: Path | None, *, quiet: bool
+    spec: FigureSpec, path: Path, command: str, out: Path, workers: int, data_dir: Path | None, *, quiet: bool
 ) -> None:
     """Tune every panel once."""
-    command = f"adaqn figure {spec.name} --scale {scale} --tune"
     panels = {key(panel): panel for panel in spec.panels}
     for panel in panels.values():
         names = [variant.name for variant in panel.variants]

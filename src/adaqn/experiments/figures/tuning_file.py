@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +26,12 @@ def packaged(scale: str) -> Path:
 
 def read_tuning(path: Path) -> dict[str, Any]:
     """cell → curve → what was found; nothing where there is no file yet."""
-    cells: dict[str, Any] = read_json(path)["cells"] if path.exists() else {}
+    if not path.exists():
+        return {}
+    contents = read_json(path)
+    cells = contents.get("cells") if isinstance(contents, dict) else None
+    if not isinstance(cells, dict):
+        raise UserError(f"{path} is no tuning file: it has no 'cells'; it was left in place")
     return cells
 
 
@@ -37,7 +44,14 @@ def search_panel(
         for variant in panel.variants
     }
     done = tune(
-        curves, panel.budget, out, search=panel.search, name=key(panel), workers=workers, data_dir=data_dir, told=told
+        curves,
+        panel.budget,
+        out,
+        search=panel.search,
+        name=study_name(panel),
+        workers=workers,
+        data_dir=data_dir,
+        told=told,
     )
     contents = read_json(path) if path.exists() else {"cells": {}}
     cell = contents["cells"].setdefault(key(panel), {"base": base_json(panel), "curves": {}})
@@ -47,6 +61,12 @@ def search_panel(
     for curve, found in done.items():
         cell["curves"][curve] = {"search": panel.search, "budget": panel.budget, **found}
     write_json(path, contents)
+
+
+def study_name(panel: Panel) -> str:
+    """Another one for other sizes."""
+    text = json.dumps(base_json(panel), sort_keys=True)
+    return f"{key(panel)}/{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def key(panel: Panel) -> str:
@@ -65,7 +85,10 @@ def tuned_run(panel: Panel, variant: Variant, cells: dict[str, Any], path: Path)
     curves = cells.get(key(panel), {}).get("curves", {})
     if variant.name not in curves:
         raise UserError(f"{path} has no step size for {variant.name} on {panel.cell}: run the figure with --tune first")
-    best = dict(curves[variant.name]["best"])
-    best.pop("valid_loss")
-    lr = best.pop("lr")
+    try:
+        best = dict(curves[variant.name]["best"])
+        lr = best.pop("lr")
+    except (TypeError, KeyError) as error:
+        raise UserError(f"{path} is damaged: {variant.name} on {panel.cell} has no best step size") from error
+    best.pop("valid_loss", None)
     return replace(panel.base, optimizer=variant.optimizer, lr=lr, options={**best, **dict(variant.options)})

@@ -1,0 +1,26 @@
+"""Ctrl-C as a note to be read at a good moment, instead of an exception at any."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def interrupts_noted() -> Iterator[threading.Event]:
+    """Within the block Ctrl-C sets the event; who sees it set raises ``KeyboardInterrupt`` where nothing is half done.
+
+    Where interrupts are ignored they stay so, and only the main thread may handle signals at all.
+    """
+    noted = threading.Event()
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        yield noted
+        return
+    before = signal.signal(signal.SIGINT, lambda *_: noted.set())
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, before)
