@@ -36,9 +36,13 @@ def first(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return output
 
 
+def minus_first(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return -output
+
+
 def make_sqn(params: Any, **options: Any) -> SQN:
-    params = list(params)
-    return SQN(params, curvature=HessianProduct(Held(params), first, [(torch.zeros(1), torch.zeros(1))]), **options)
+    params, loss = list(params), minus_first if options.get("maximize") else first
+    return SQN(params, curvature=HessianProduct(Held(params), loss, [(torch.zeros(1), torch.zeros(1))]), **options)
 
 
 BASE = {"lr": 0.05, "cycle_length": 3, "memory_size": 4, "fisher_size": 6, "acceptance": "none"}

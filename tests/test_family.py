@@ -287,10 +287,12 @@ def test_a_gradient_that_is_not_finite_at_either_point_does_no_harm(make, bad, e
 
     opt.step(closure)
     assert model.vector().isfinite().all()
-    assert opt.stats.pairs == pairs
+    assert torch.equal(model.vector(), before)  # no step, or one that is taken back
     if evaluation == 0:
-        assert torch.equal(model.vector(), before)
         assert opt.stats.nonfinite == 1
+        assert opt.stats.pairs == pairs
+    else:
+        assert opt.stats.rejected == 1
     path = run(opt, model, problem, range(6, 30))
     assert path.isfinite().all()
 
@@ -356,3 +358,93 @@ def test_unknown_options_are_refused():
         HessianProduct(Valley(), loss_of, valley_batches(), finite_difference=0.0)
     with pytest.raises(ValueError, match="must be finite"):
         Shift(math.nan)
+
+
+def test_sqn_sees_the_same_curvature_when_it_maximizes():
+    minimized, maximized = Valley(), Valley()
+    down = SQN(
+        minimized.parameters(), 0.05, curvature=HessianProduct(minimized, loss_of, valley_batches()), cycle_length=2
+    )
+    up = SQN(
+        maximized.parameters(), 0.05, maximize=True, cycle_length=2,
+        curvature=HessianProduct(maximized, lambda output, target: -output, valley_batches()),
+    )  # fmt: skip
+    for _ in range(12):
+        for opt, model, sign in ((down, minimized, 1.0), (up, maximized, -1.0)):
+            opt.zero_grad()
+            (sign * model(torch.zeros(6, dtype=torch.float64))).backward()
+            opt.step()
+    assert up.stats == down.stats
+    assert up.stats.stored > 0
+    assert torch.equal(minimized.w, maximized.w)
+
+
+@pytest.mark.parametrize("make", CLOSURE_METHODS)
+def test_a_pair_is_the_change_over_its_own_step_whatever_happened_before(make):
+    """A closure that raised at its second run, or weights moved from outside, leave no wrong pair behind."""
+    A = random_spd(N)
+    model = Vector(torch.ones(N, dtype=torch.float64))
+    opt = make(model.parameters(), lr=0.05, memory_size=1)
+    calls = []
+
+    def closure():
+        calls.append(1)
+        if len(calls) == 6:
+            raise RuntimeError("out of memory")
+        model.set_gradient(A @ model.vector())
+
+    shift = {OLBFGS: 0.0, RES: -1e-3, SdLBFGS: 0.0}[make]
+    for k in range(8):
+        if k == 5:
+            with torch.no_grad():
+                for p in model.pieces:
+                    p.clamp_(-0.3, 0.3)
+        try:
+            opt.step(closure)
+        except RuntimeError:
+            continue
+        ((s, y, _),) = opt._memory.pairs
+        torch.testing.assert_close(y, A @ s + shift * s, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:50 cycles in a row")
+@pytest.mark.parametrize("make", CLOSURE_METHODS)
+def test_a_step_to_where_there_is_no_gradient_is_taken_back(make):
+    p = torch.nn.Parameter(torch.tensor([0.5], dtype=torch.float64))
+    opt = make([p], lr=0.8, initial_scaling=1.0)
+
+    def closure():
+        opt.zero_grad()
+        loss = (2 * torch.sqrt(p) + p).sum()
+        loss.backward()
+        return loss
+
+    for _ in range(60):
+        opt.step(closure)
+        assert float(p.detach()) > 0
+    assert float(p.detach()) < 0.4
+
+
+def test_a_step_of_length_zero_says_nothing_about_the_scaling():
+    model = Vector(torch.ones(N, dtype=torch.float64))
+    opt = SdLBFGS(model.parameters(), lr=0.0)
+    take_step(opt, lambda: model.set_gradient(model.vector()))
+    assert opt._memory.scaling.factor == 1.0
+
+
+def test_one_hessian_product_serves_two_optimizers():
+    one, two = Valley(), Valley()
+    both = torch.nn.ModuleList([one, two])
+    shared = HessianProduct(both, loss_of, valley_batches())
+    first, second = SQN(one.parameters(), curvature=shared), SQN(two.parameters(), curvature=shared)
+    assert first.options.curvature is not second.options.curvature
+
+
+def test_the_state_of_another_method_is_refused():
+    states = {make: in_training(make)[2].state_dict() for make in CLOSURE_METHODS}
+    for make in CLOSURE_METHODS:
+        for other in CLOSURE_METHODS:
+            if other is not make:
+                opt = make(Vector(torch.ones(N, dtype=torch.float64)).parameters(), memory_size=4)
+                with pytest.raises(ValueError):
+                    opt.load_state_dict(states[other])

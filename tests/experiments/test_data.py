@@ -194,4 +194,4 @@ def test_a_limited_text_with_splits_of_its_own_is_shared_out_as_where_we_split()
         "valid": 1_000,
         "test": 1_000,
     }
-    assert len(corpus.vocabulary) == 500
+    assert len(corpus.vocabulary) <= 500

@@ -103,7 +103,7 @@ def test_verdicts_are_of_the_interval_and_only_of_optimizers_that_have_them(root
     [
         SMALL,
         replace(SMALL, optimizer="adam", lr=None, options={"betas": [0.8, 0.9]}, data="it's a <file>.txt", clip=1.0),
-        RunConfig(task="pixel-mnist", model="relu", side=8, epochs=0.5, spread="std", threads=2),
+        RunConfig(task="pixel-mnist", model="relu", epochs=0.5, spread="std", threads=2),
         RunConfig(model="lstm", carry_state=True, options={"scaling": "adam", "cycle_length": 5}),
     ],
 )
@@ -155,7 +155,7 @@ def test_a_damaged_run_is_named_and_the_others_are_shown(root, tmp_path):
     assert data["runs"] == 1
     assert [(run["folder"], run["state"].split(":")[0]) for run in data["unfinished"]] == [
         ("cut", "left out"),
-        ("empty", "damaged"),
+        ("empty", "left out"),
     ]
 
 

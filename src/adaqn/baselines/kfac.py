@@ -134,6 +134,9 @@ class KFAC(LayerOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        for group in self.param_groups:
+            if not isinstance(group["lr"], Tensor) and not group["lr"] >= 0.0:
+                raise ValueError(f"lr must be at least 0, got {group['lr']}: was it set by a scheduler?")
         seen = self._recorder.collect()
         self._check_dense()
         if not self._has_gradients():

@@ -145,7 +145,8 @@ class LayerOptimizer(Optimizer):
         return scale
 
     def _note_due(self) -> None:
-        self._recorder.due = self._counter("steps") % self.options.factor_every == 0
+        unseen = any("A" not in self.state.get(block.weight, {}) for block in self.blocks)
+        self._recorder.due = unseen or self._counter("steps") % self.options.factor_every == 0
 
     # ------------------------------------------------------------------ saving, loading and copying
 

@@ -123,6 +123,9 @@ def check_model(model: nn.Module, blocks: Sequence[Block], others: str) -> list[
 
 def check_state(blocks: Sequence[Block], saved: dict[str, Any]) -> None:
     """Raise if the factors of a saved state do not fit these layers."""
+    groups = saved.get("param_groups") if isinstance(saved, dict) else None
+    if not groups or "state" not in saved or any("damping" not in group for group in groups):
+        raise ValueError("the saved state is not one of KFAC: it has no groups with a damping")
     index = 0
     for block in blocks:
         entry = saved["state"].get(index, {})

@@ -142,8 +142,12 @@ class SFO(SumOptimizer):
         """
         closure, i = checked(closure, index, self.options.batches, self.needs)
         lr = self._lr()
+        if not lr >= 0.0:
+            raise ValueError(f"lr must be at least 0, got {float(lr)}: was it set by a scheduler?")
         m = self._current_memory()
         loss, point = self._evaluate(m, closure)
+        if lr == 0.0:
+            return loss  # models of a point that is not left would only crowd the subspace
         if not point.finite:
             self._skip(m, i, lr)
             return loss

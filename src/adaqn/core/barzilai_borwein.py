@@ -36,6 +36,8 @@ class MeanBarzilaiBorwein(BarzilaiBorwein):
 class BoundedBarzilaiBorwein(BarzilaiBorwein):
     """H0⁻¹ = max(y·y / s·y, δ) I, as in SdLBFGS; set by the pair as it was measured, before it is damped."""
 
+    number_names = ("bounded_factor",)  # another name: the pairs of another method would not fit
+
     def __init__(self, delta: float, initial: float = 1.0) -> None:
         super().__init__(initial)
         if not (math.isfinite(delta) and delta > 0.0):
@@ -49,3 +51,9 @@ class BoundedBarzilaiBorwein(BarzilaiBorwein):
 
     def on_stored(self, sy: float, yy: float) -> None:
         """The damped pair says nothing new."""
+
+    def numbers(self, index: int) -> dict[str, float]:
+        return {"bounded_factor": self.factor}
+
+    def load_numbers(self, index: int, numbers: dict[str, float]) -> None:
+        self.factor = numbers["bounded_factor"]

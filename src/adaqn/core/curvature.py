@@ -25,6 +25,8 @@ class Curvature:
     """How many vectors of length n are kept between steps."""
     number_names: tuple[str, ...] = ()
     """The plain numbers that are kept between steps."""
+    signed = False
+    """Does the product change its sign with the objective's? Of a Hessian it does, of a Fisher matrix not."""
 
     def observe(self, g: Tensor) -> None:
         """See the gradient of this step."""

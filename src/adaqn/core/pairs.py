@@ -87,8 +87,8 @@ class Damping:
         if not isinstance(scaling, BoundedBarzilaiBorwein):
             raise TypeError(f"damping needs the bounded Barzilai-Borwein scaling, got {type(scaling).__name__}")
         ss, sy, yy = products(s, y, reduce)
-        if not math.isfinite(yy):
-            return  # such a pair is not stored
+        if not math.isfinite(yy) or ss == 0.0:
+            return  # such a pair is not stored, and says nothing about H0
         scaling.measure(sy, yy)
         along_h0 = ss / scaling.factor
         if sy < self.share * along_h0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
 import torch
@@ -53,7 +54,7 @@ class _Member(QuasiNewton):
             acceptance=None,
             guarded=True,
             anchor_patience=1,
-            reject_patience=None,
+            reject_patience=3,
             decay_steps=common.get("decay_steps"),
             on_nonfinite=common.get("on_nonfinite", "skip"),
             maximize=common.get("maximize", False),
@@ -262,6 +263,6 @@ class SQN(_Member):
             raise TypeError(f"curvature must be a HessianProduct or another Curvature, got {type(curvature).__name__}")
         self._build(
             params, lr, common,
-            cycle_length=cycle_length, memory_size=memory_size, curvature=curvature, curvature_test=positive,
+            cycle_length=cycle_length, memory_size=memory_size, curvature=copy.copy(curvature), curvature_test=positive,
             scaling=BarzilaiBorwein(initial_scaling),
         )  # fmt: skip

@@ -21,15 +21,15 @@ class GradientDifference(ModelCurvature):
 
     rows = 1
 
-    def bind(self, closure: Callable[[], Any] | None, method: str, *, maximize: bool) -> None:
+    def bind(self, closure: Callable[[], Any] | None, method: str, device: torch.device, *, maximize: bool) -> None:
         """The closure of this step, before it is run for the first time."""
         if closure is None:
             raise RuntimeError(
                 f"{method} compares two gradients of the same batch and so needs a closure that it can run twice: "
                 "opt.step(closure), where the closure calls zero_grad() and backward() and returns the loss"
             )
-        self.closure, self.maximize = closure, maximize
-        self.random_state = torch.get_rng_state()
+        self.closure, self.maximize, self.device = closure, maximize, device
+        self.random_state = random_state(device)
 
     def build(self, data: Tensor, reduce: Reduce = local) -> None:
         self.before = data[0]
@@ -38,13 +38,14 @@ class GradientDifference(ModelCurvature):
         self.before.copy_(g)
 
     def product(self, s: Tensor, candidate: Tensor, out: Tensor) -> Tensor:
-        after_first = torch.get_rng_state()
-        torch.set_rng_state(self.random_state)
+        after_first = random_state(self.device)
+        set_random_state(self.random_state, self.device)
         try:
             with torch.enable_grad():
                 self.closure()
         finally:
-            torch.set_rng_state(after_first)
+            set_random_state(after_first, self.device)
+            del self.closure  # and the batch that it holds
         self.flat.gather_gradients(self.flat.views(out))
         if self.maximize:
             out.neg_()
@@ -53,3 +54,17 @@ class GradientDifference(ModelCurvature):
     def __getstate__(self) -> dict[str, Any]:
         # A closure belongs to the step that it was given to.
         return {k: v for k, v in self.__dict__.items() if k not in ("closure", "random_state")}
+
+
+def random_state(device: torch.device) -> list[Tensor]:
+    """Of the CPU, and of the device that the closure computes on."""
+    states = [torch.get_rng_state()]
+    if device.type not in ("cpu", "meta"):
+        states.append(torch.get_device_module(device).get_rng_state(device))
+    return states
+
+
+def set_random_state(states: list[Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states[0])
+    if len(states) > 1:
+        torch.get_device_module(device).set_rng_state(states[1], device)

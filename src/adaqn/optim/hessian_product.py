@@ -27,6 +27,8 @@ class HessianProduct(BatchCurvature):
         finite_difference: for instance 1e-3 in float32; ``None`` differentiates twice.
     """
 
+    signed = True
+
     def __init__(
         self, model: nn.Module, loss_fn: LossFunction, batches: Iterable[Any], *, finite_difference: float | None = None
     ) -> None:

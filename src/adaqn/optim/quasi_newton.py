@@ -44,6 +44,8 @@ class QuasiNewton(HistoryOptimizer):
         if self.options.maximize:
             m.g.neg_()
         m.update_scaling(present)
+        if self.options.pairs_from_start:
+            torch._foreach_copy_(m.flat.views(m.anchor), m.weights())  # s is this step, whatever moved the weights
         m.curvature.observe(m.g)  # l. 6
         self._descend(m, present)  # l. 5
         torch._foreach_add_(m.window_parts, m.weights())  # l. 7
@@ -67,6 +69,10 @@ class QuasiNewton(HistoryOptimizer):
         else:
             s = torch.sub(candidate, m.anchor, out=m.g)  # l. 17
             outcome, products = self._offer(m, s, self._curvature_along(m, s, candidate))  # l. 18 to 20
+            if self.options.pairs_from_start and not math.isfinite(products[2] or 0.0):
+                outcome = Outcome.REJECTED  # the step led to where there is no gradient
+                self._count_rejection(m)
+                self._return_to_anchor(m)
         if outcome is not Outcome.REJECTED:
             self._on_accepted(m, candidate, outcome, new)
         m.average.clear()  # l. 10
@@ -135,7 +141,8 @@ class QuasiNewton(HistoryOptimizer):
         """Run the closure, if there is one, and let a curvature that compares gradients know it."""
         curvature = self.options.curvature
         if isinstance(curvature, GradientDifference):
-            curvature.bind(closure, type(self).__name__, maximize=self.options.maximize)
+            device = self._trainable()[0].device
+            curvature.bind(closure, type(self).__name__, device, maximize=self.options.maximize)
         if closure is None:
             return None
         with torch.enable_grad():
@@ -187,10 +194,14 @@ class QuasiNewton(HistoryOptimizer):
     def _curvature_along(self, m: Memory, s: Tensor, candidate: Tensor) -> Tensor:
         """y, in the memory of the window's sum, which is spent; put back if the user's model raises."""
         try:
-            return m.curvature.product(s, candidate, out=m.average.total)
+            y = m.curvature.product(s, candidate, out=m.average.total)
         except BaseException:
-            torch.mul(candidate, m.average.count, out=m.average.total)
+            if self.options.pairs_from_start:
+                m.average.clear()  # the next step has an anchor of its own
+            else:
+                torch.mul(candidate, m.average.count, out=m.average.total)
             raise
+        return y.neg_() if self.options.maximize and m.curvature.signed else y
 
     def _offer(self, m: Memory, s: Tensor, y: Tensor) -> tuple[Outcome, Products]:
         """Store the pair if its curvature is good enough (l. 19)."""
