@@ -35,7 +35,7 @@ def draw_figure(spec: FigureSpec, curves: list[Curve], stem: Path, scale: str, s
         else:
             draw_panel(axes, shown, panel, metric)
     over = f"mean and range of {seeds} seeds" if seeds > 1 else "one seed"
-    figure.suptitle(f"{spec.title} ({scale} scale, {over})", x=0.01, ha="left", fontsize=11)
+    figure.suptitle(f"{spec.title}\n{scale} scale, {over}", x=0.01, ha="left", fontsize=11)
     figure.tight_layout()
     return plots.save(figure, stem)
 
@@ -73,7 +73,7 @@ def clip_to_interesting(axes: Axes, lines: list[plots.Curve]) -> None:
 
 def draw_step_sizes(axes: Axes, shown: list[Curve], panel: Panel) -> None:
     """The loss at the end against the step size, one line per method."""
-    starts = []
+    starts, ends = [], []
     for index, curve in enumerate(shown):
         by_step_size: dict[float, list[float]] = {}
         for run in curve.runs:
@@ -84,12 +84,13 @@ def draw_step_sizes(axes: Axes, shown: list[Curve], panel: Panel) -> None:
         shade = plots.PALETTE[index % len(plots.PALETTE)]
         style: dict[str, Any] = {"color": shade, "marker": MARKERS[index % len(MARKERS)], "markersize": 4}
         axes.plot(x, [value["mean"] for _, value in points], label=curve.variant.label, linewidth=1.6, **style)
+        ends += [value["low"] for _, value in points if math.isfinite(value["low"])]
         low, high = [value["low"] for _, value in points], [value["high"] for _, value in points]
         axes.fill_between(x, low, high, color=shade, alpha=0.12, linewidth=0)
     axes.set_xscale("log")
-    bottom, _ = axes.get_ylim()
-    axes.set_ylim(bottom, max(starts) * 1.03)
+    top, bottom = max(starts), min(ends, default=0.0)  # a run that blew up may leave the picture
+    axes.set_ylim(bottom - 0.04 * (top - bottom), top + 0.04 * (top - bottom))
     axes.set_xlabel("step size")
-    axes.set_ylabel(f"validation loss at the end ({shown[0].runs[0].result['unit']})")
+    axes.set_ylabel(f"loss at the end ({shown[0].runs[0].result['unit']})")
     axes.set_title(panel.title, loc="left", fontsize=10)
     plots.plain(axes)
