@@ -89,8 +89,8 @@ def test_a_figure_is_tuned_run_drawn_and_its_runs_are_reused(tmp_path):
         assert len(losses) == 2
         assert row["test_loss"]["mean"] == pytest.approx(statistics.fmean(losses))
         assert (row["test_loss"]["low"], row["test_loss"]["high"]) == (min(losses), max(losses))
-    assert (tmp_path / "addition-quick.png").read_bytes().startswith(b"\x89PNG")
-    assert "<svg" in (tmp_path / "addition-quick.svg").read_text()
+    assert (tmp_path / "addition-quick-part.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (tmp_path / "addition-quick-part.svg").read_text()
     again = json.loads(run(*words, "--tuning", tmp_path / "tuning-quick.json").stdout)
     assert again == first
     assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/result.json")} == results
@@ -104,7 +104,7 @@ def test_each_figure_is_drawn_from_real_runs(name, runs, tmp_path):
     done = json.loads(run(name, "--epochs", 0.02, "--seeds", 1, "--out", tmp_path, "--json").stdout)
     assert len(done["rows"]) == runs
     assert all(math.isfinite(row["valid_loss"]["mean"]) for row in done["rows"])
-    assert (tmp_path / f"{name}-quick.png").stat().st_size > 10_000
+    assert (tmp_path / f"{name}-quick-part.png").stat().st_size > 10_000
 
 
 def test_an_estimate_runs_nothing_to_its_end(tmp_path):
