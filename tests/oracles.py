@@ -91,7 +91,7 @@ def quiet(params, **options) -> AdaQN:
 
 def take_step(opt: QuasiNewton, fill: Callable[[], None]) -> None:
     """One step of a method that may compare gradients; ``fill`` sets them at the point where the weights are."""
-    if isinstance(opt.options.curvature, GradientDifference):
+    if isinstance(opt, QuasiNewton) and isinstance(opt.options.curvature, GradientDifference):
         opt.step(fill)
     else:
         fill()
