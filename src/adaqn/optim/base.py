@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from adaqn.core.acceptance import mean_loss
 from adaqn.core.outcome import Outcome
 from adaqn.optim import checkpoint
-from adaqn.optim.counters import Counters
+from adaqn.optim.counters import Counters, migrated
 from adaqn.optim.events import CycleEvent, Stats
 from adaqn.optim.flat import FlatParameters, check_one_device
 from adaqn.optim.memory import Memory, layout, number_names, planned_bytes
@@ -215,7 +215,7 @@ class HistoryOptimizer(Optimizer):
         taken: list[tuple[FlatParameters, list[checkpoint.Entry]]] = []
 
         def take(_: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
-            entries = checkpoint.saved_entries(saved, len(everything))
+            entries = {i: migrated(e) for i, e in checkpoint.saved_entries(saved, len(everything)).items()}
             if entries:
                 flat = FlatParameters([everything[i] for i in entries])
                 names = number_names(self.options.scaling, self.options.curvature, self.options.momentum)

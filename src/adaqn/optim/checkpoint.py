@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from adaqn.optim.counters import FORMAT, migrated
+from adaqn.optim.counters import FORMAT
 from adaqn.optim.flat import FlatParameters
 from adaqn.optim.memory import WORK, Layout, Memory
 
@@ -20,13 +20,13 @@ Entry = dict[str, Any]
 
 
 def saved_entries(state_dict: dict[str, Any], count: int) -> dict[int, Entry]:
-    """Parameter index → its saved state in today's format, by the order of the groups."""
+    """Parameter index → its saved state, by the order of the groups."""
     if not isinstance(state_dict, dict) or not {"state", "param_groups"} <= set(state_dict):
         raise ValueError("not the state_dict of an optimizer: it has no 'state' and 'param_groups'")
     keys = [key for group in state_dict["param_groups"] for key in group["params"]]
     if len(keys) != count:
         raise ValueError(f"the saved state is of {len(keys)} parameters, and this optimizer has {count}")
-    return {i: migrated(state_dict["state"][key]) for i, key in enumerate(keys) if key in state_dict["state"]}
+    return {i: state_dict["state"][key] for i, key in enumerate(keys) if key in state_dict["state"]}
 
 
 def check(entries: list[Entry], flat: FlatParameters, plan: Layout, numbers: set[str]) -> None:
