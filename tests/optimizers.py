@@ -45,6 +45,13 @@ def make_sqn(params: Any, **options: Any) -> SQN:
     return SQN(params, curvature=HessianProduct(Held(params), loss, [(torch.zeros(1), torch.zeros(1))]), **options)
 
 
+class FixedLosses:
+    """Per-example losses of a model that never changes."""
+
+    def __call__(self) -> torch.Tensor:
+        return torch.tensor([1.0, 2.0, 4.0])
+
+
 BASE = {"lr": 0.05, "cycle_length": 3, "memory_size": 4, "fisher_size": 6, "acceptance": "none"}
 
 OPTIMIZERS = [
@@ -60,6 +67,12 @@ OPTIMIZERS = [
     OptimizerInfo("adaqn-master", AdaQN, {**BASE, "master_weights": True}),
     OptimizerInfo("adaqn-fisher-on-cpu", AdaQN, {**BASE, "fisher_device": "cpu", "fisher_batch_size": 4}),
     OptimizerInfo("adaqn-decay", AdaQN, {**BASE, "weight_decay": 0.1}),
+    OptimizerInfo("adaqn-momentum", AdaQN, {**BASE, "scaling": "adam", "lr": 0.01, "momentum": 0.9}),
+    OptimizerInfo("adaqn-auto", AdaQN, {**BASE, "cycle_length": "auto"}),
+    OptimizerInfo(
+        "adaqn-paired", AdaQN, {**BASE, "acceptance": "paired", "monitor": FixedLosses(), "reject_window": 3}
+    ),
+    OptimizerInfo("adaqn-modern", AdaQN, {"preset": "modern", "lr": 0.02, "monitor": FixedLosses()}),
     OptimizerInfo("olbfgs", OLBFGS, {"lr": 0.1, "memory_size": 4, "regularisation": 0.1}, monitored=False),
     OptimizerInfo("res", RES, {"lr": 0.1, "memory_size": 4, "delta": 0.1}, monitored=False),
     OptimizerInfo("sdlbfgs", SdLBFGS, {"lr": 0.1, "memory_size": 4, "decay_steps": 500.0}, monitored=False),

@@ -6,12 +6,14 @@ from adaqn.optim.events import CycleEvent, Stats
 from adaqn.optim.family import OLBFGS, RES, SQN, SdLBFGS
 from adaqn.optim.hessian_product import HessianProduct
 from adaqn.optim.methods import AdaQN
-from adaqn.optim.monitor import Monitor
+from adaqn.optim.monitor import Monitor, RotatingMonitor
+from adaqn.optim.presets import PRESETS
 
 __version__ = "0.1.0"
 
 __all__ = [
     "OLBFGS",
+    "PRESETS",
     "RES",
     "SQN",
     "AdaQN",
@@ -20,6 +22,7 @@ __all__ = [
     "HessianProduct",
     "Monitor",
     "Outcome",
+    "RotatingMonitor",
     "SdLBFGS",
     "Stats",
     "__version__",

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from adaqn.core.runs import runs
+
 
 class Scaling:
     """The identity, and the base of the others."""
@@ -147,7 +149,7 @@ class Adam(RMSProp):
 
     def apply(self, v: Tensor, out: Tensor) -> Tensor:
         root = torch.sqrt(self.vectors["square_avg"], out=out)
-        for part, step in self._parts_of_equal_age():
+        for part, step in runs(self.sizes, self.steps):
             root[part].mul_(1.0 / math.sqrt(1.0 - self.decay ** max(step, 1)))
         return torch.div(v, root.add_(self.eps), out=out)
 
@@ -156,17 +158,6 @@ class Adam(RMSProp):
 
     def load_numbers(self, index: int, numbers: dict[str, float]) -> None:
         self.steps[index] = int(numbers["step"])
-
-    def _parts_of_equal_age(self) -> list[tuple[slice, int]]:
-        parts: list[tuple[slice, int]] = []
-        start = 0
-        for size, step in zip(self.sizes, self.steps, strict=True):
-            if parts and parts[-1][1] == step:
-                parts[-1] = (slice(parts[-1][0].start, start + size), step)
-            else:
-                parts.append((slice(start, start + size), step))
-            start += size
-        return parts
 
 
 SCALINGS: dict[str, type[Scaling]] = {

@@ -15,10 +15,12 @@ from torch.optim import Optimizer
 from adaqn.core.acceptance import mean_loss
 from adaqn.core.outcome import Outcome
 from adaqn.optim import checkpoint
+from adaqn.optim.counters import Counters, migrated
 from adaqn.optim.events import CycleEvent, Stats
 from adaqn.optim.flat import FlatParameters, check_one_device
-from adaqn.optim.memory import Counters, Memory, layout, number_names, planned_bytes
+from adaqn.optim.memory import Memory, layout, number_names, planned_bytes
 from adaqn.optim.model_curvature import ModelCurvature
+from adaqn.optim.monitor import RotatingMonitor
 from adaqn.optim.options import Options, check_group
 from adaqn.optim.rebuild import rebuilt
 from adaqn.optim.warm_start import check_source, fill_scaling, source_states
@@ -86,7 +88,8 @@ class HistoryOptimizer(Optimizer):
         c = self._memory.counters if self._memory else Counters()
         pairs = len(self._memory.pairs) if self._memory else 0
         return Stats(
-            c.steps, c.cycles, c.stored, c.skipped, c.rejected, c.nonfinite, pairs, c.step_multiplier
+            c.steps, c.cycles, c.stored, c.skipped, c.rejected, c.nonfinite, pairs, c.step_multiplier,
+            self._cycle_length(c),
         )  # fmt: skip
 
     def state_size(self) -> int:
@@ -154,13 +157,20 @@ class HistoryOptimizer(Optimizer):
 
     def _plan(self) -> dict[str, Any]:
         o = self.options
-        return layout(o.memory_size, o.scaling, o.curvature, o.precision)
+        return layout(o.memory_size, o.scaling, o.curvature, o.precision, o.momentum)
 
     def _new_memory(self, flat: FlatParameters, counters: Counters | None = None) -> Memory:
         o = self.options
         if isinstance(o.curvature, ModelCurvature):
             o.curvature.attach(flat)
-        return Memory(flat, o.memory_size, o.scaling, o.curvature, o.precision, counters)
+        return Memory(flat, o.memory_size, o.scaling, o.curvature, o.precision, o.momentum, counters)
+
+    def _cycle_length(self, c: Counters) -> int:
+        """L, within its bounds where it adapts: a saved state may come from wider ones."""
+        if self.options.cycle_bounds is None:
+            return self.options.cycle_length
+        shortest, longest = self.options.cycle_bounds
+        return min(max(c.cycle_length or self.options.cycle_length, shortest), longest)
 
     def _current_memory(self) -> Memory:
         """The memory for the parameters that require gradients now; made anew when they have changed."""
@@ -205,10 +215,10 @@ class HistoryOptimizer(Optimizer):
         taken: list[tuple[FlatParameters, list[checkpoint.Entry]]] = []
 
         def take(_: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
-            entries = checkpoint.saved_entries(saved, len(everything))
+            entries = {i: migrated(e) for i, e in checkpoint.saved_entries(saved, len(everything)).items()}
             if entries:
                 flat = FlatParameters([everything[i] for i in entries])
-                names = number_names(self.options.scaling, self.options.curvature)
+                names = number_names(self.options.scaling, self.options.curvature, self.options.momentum)
                 checkpoint.check(list(entries.values()), flat, self._plan(), names)
                 taken.append((flat, list(entries.values())))
             return {**saved, "state": {}}
@@ -219,6 +229,8 @@ class HistoryOptimizer(Optimizer):
             for flat, entries in taken:
                 self._memory = self._new_memory(flat)
                 checkpoint.restore(self._memory, entries)
+                if isinstance(self._monitor, RotatingMonitor):
+                    self._monitor.position = self._memory.counters.monitor_position
             self._show_state()
 
         # The last hook before torch's own loading, and the first after it.

@@ -12,8 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
+from adaqn.optim.counters import FORMAT
 from adaqn.optim.flat import FlatParameters
-from adaqn.optim.memory import FORMAT, WORK, Layout, Memory
+from adaqn.optim.memory import WORK, Layout, Memory
 
 Entry = dict[str, Any]
 
@@ -35,7 +36,7 @@ def check(entries: list[Entry], flat: FlatParameters, plan: Layout, numbers: set
         version = entry.get("format", FORMAT)
         if version != FORMAT:
             raise ValueError(
-                f"the saved state has format {version} and this version of adaqn reads {FORMAT}: "
+                f"the saved state has format {version} and this version of adaqn reads 1 to {FORMAT}: "
                 "load it with the adaqn that wrote it"
             )
         expected = {*rows, *numbers, "gram"}

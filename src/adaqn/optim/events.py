@@ -22,7 +22,9 @@ class Stats:
     pairs: int
     """Curvature pairs in memory now."""
     step_multiplier: float
-    """Below 1 after repeated rejections (D11); the step sizes are multiplied by it."""
+    """Below 1 after repeated rejections (D11, D15); the step sizes are multiplied by it."""
+    cycle_length: int = 5
+    """Steps per cycle now; it changes with ``cycle_length="auto"``."""
 
 
 @dataclass(frozen=True)

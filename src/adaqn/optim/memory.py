@@ -14,37 +14,13 @@ from torch import Tensor
 
 from adaqn.core.curvature import Curvature
 from adaqn.core.history import Average, Pairs
+from adaqn.core.momentum import Momentum
 from adaqn.core.scaling import Scaling
+from adaqn.optim.counters import FORMAT, Counters
 from adaqn.optim.flat import FlatParameters
 
-FORMAT = 1
-"""Version of the saved state; raise it with any change, and migrate or refuse what is older."""
 WORK = ("work_g", "work_d")
 """Buffers whose content matters only within a step: they are not saved."""
-
-
-@dataclass
-class Counters:
-    """Plain numbers that change from step to step; all of them are saved."""
-
-    steps: int = 0
-    cycles: int = 0
-    stored: int = 0
-    skipped: int = 0
-    rejected: int = 0
-    nonfinite: int = 0
-    started: int = 0
-    skips_in_row: int = 0
-    rejections_in_row: int = 0
-    nonfinite_in_row: int = 0
-    unstored_in_row: int = 0
-    step_multiplier: float = 1.0
-
-    def restart(self) -> None:
-        """Begin a new history; totals go on."""
-        self.started = self.skips_in_row = self.rejections_in_row = 0
-        self.nonfinite_in_row = self.unstored_in_row = 0
-        self.step_multiplier = 1.0
 
 
 @dataclass(frozen=True)
@@ -68,13 +44,15 @@ class Memory:
         scaling: Scaling,
         curvature: Curvature,
         precision: Precision,
+        momentum: Momentum | None = None,
         counters: Counters | None = None,
     ) -> None:
         self.flat, self.scaling, self.curvature, self.precision = flat, scaling, curvature, precision
+        self.momentum = momentum
         self.counters = counters or Counters()
         self.buffers = {
             name: flat.new(*rows, dtype=dtype, device=device)
-            for name, (rows, dtype, device) in layout(memory_size, scaling, curvature, precision).items()
+            for name, (rows, dtype, device) in layout(memory_size, scaling, curvature, precision, momentum).items()
         }
         self.gram = torch.zeros(memory_size, memory_size, dtype=torch.float64, device=flat.device)
         self.g, self.d = (self.buffers.pop(name) for name in WORK)
@@ -87,16 +65,20 @@ class Memory:
         scaling.build(vectors, flat.sizes)
         if curvature.rows:
             curvature.build(self.buffers["fisher"])
+        if momentum is not None:
+            momentum.build(self.buffers["momentum"], flat.sizes)
         self.restart()
 
     def __getstate__(self) -> dict[str, Any]:
         # Views of one buffer come out of a pickle as separate tensors, so only the buffers go in.
-        parts = {name: getattr(self, name) for name in ("flat", "scaling", "curvature", "precision", "buffers", "gram")}
+        names = ("flat", "scaling", "curvature", "precision", "momentum", "buffers", "gram")
+        parts = {name: getattr(self, name) for name in names}
         return parts | {"numbers": [self.numbers(i) for i in range(len(self.flat.params))]}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         flat, buffers, gram = state["flat"], state["buffers"], state["gram"]
-        Memory.__init__(self, flat, len(gram), state["scaling"], state["curvature"], state["precision"])
+        parts = (state[name] for name in ("scaling", "curvature", "precision", "momentum"))
+        Memory.__init__(self, flat, len(gram), *parts)
         if "accepted" in buffers:
             self.keep_accepted()
         for name, buffer in buffers.items():
@@ -138,6 +120,15 @@ class Memory:
         for i, values in zip(missing, numbers, strict=True):
             self.scaling.load_numbers(i, values)
 
+    def average_gradient(self, present: list[int]) -> None:
+        """From here on ``g`` is the averaged gradient, if there is momentum."""
+        if self.momentum is not None:
+            self.momentum.mix(self.g, present)
+
+    def add_to_window(self) -> None:
+        torch._foreach_add_(self.window_parts, self.weights())
+        self.average.count += 1
+
     def clear_history(self) -> None:
         self.pairs.clear()
         self.scaling.on_cleared()
@@ -147,6 +138,8 @@ class Memory:
     def restart(self) -> None:
         """A new history from the parameters as they are; H0 keeps what it has seen."""
         self.clear_history()
+        if self.momentum is not None:
+            self.momentum.reset()
         self.flat.gather(self.anchor)
         for copy in (self.master, self.accepted):
             if copy is not None:
@@ -180,6 +173,7 @@ class Memory:
             "pairs_size": len(self.pairs),
             **{f"curvature_{name}": value for name, value in self.curvature.numbers().items()},
             **{f"scaling_{name}": value for name, value in self.scaling.numbers(index).items()},
+            **({} if self.momentum is None else {"momentum_step": self.momentum.steps[index]}),
         }
 
     def load_numbers(self, saved: list[dict[str, Any]]) -> None:
@@ -192,12 +186,16 @@ class Memory:
         self.curvature.load_numbers(_without_prefix("curvature_", first))
         for index, entry in enumerate(saved):
             self.scaling.load_numbers(index, _without_prefix("scaling_", entry))
+            if self.momentum is not None:
+                self.momentum.steps[index] = int(entry["momentum_step"])
 
 
 Layout = dict[str, tuple[tuple[int, ...], torch.dtype | None, torch.device | None]]
 
 
-def layout(memory_size: int, scaling: Scaling, curvature: Curvature, precision: Precision) -> Layout:
+def layout(
+    memory_size: int, scaling: Scaling, curvature: Curvature, precision: Precision, momentum: Momentum | None = None
+) -> Layout:
     """Name → (rows, dtype, device) of every buffer as long as the parameters; ``None`` follows them."""
     history = ((memory_size,), precision.history_dtype, None)
     plan: Layout = dict.fromkeys((*WORK, "anchor", "window"), ((), None, None))
@@ -205,18 +203,21 @@ def layout(memory_size: int, scaling: Scaling, curvature: Curvature, precision: 
     if curvature.rows:
         plan["fisher"] = ((curvature.rows,), precision.fisher_dtype, precision.fisher_device)
     plan |= {f"scaling_{name}": ((), None, None) for name in scaling.vector_names}
+    if momentum is not None:
+        plan["momentum"] = ((), None, None)
     if precision.master_weights:
         plan["master"] = ((), None, None)
     return plan
 
 
-def number_names(scaling: Scaling, curvature: Curvature) -> set[str]:
+def number_names(scaling: Scaling, curvature: Curvature, momentum: Momentum | None = None) -> set[str]:
     """The plain numbers in the saved state of each parameter."""
     return {
         *("format", "window_count", "pairs_start", "pairs_size"),
         *(field.name for field in fields(Counters)),
         *(f"curvature_{name}" for name in curvature.number_names),
         *(f"scaling_{name}" for name in scaling.number_names),
+        *(() if momentum is None else ("momentum_step",)),
     }
 
 

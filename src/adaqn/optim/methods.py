@@ -17,12 +17,16 @@ from adaqn.optim.events import CycleCallback
 from adaqn.optim.memory import Precision
 from adaqn.optim.options import (
     Options,
+    choose,
     make_acceptance,
     make_curvature,
     make_curvature_test,
+    make_cycle,
     make_direction,
     make_h0,
+    make_momentum,
 )
+from adaqn.optim.presets import chosen
 from adaqn.optim.quasi_newton import QuasiNewton
 
 
@@ -40,12 +44,16 @@ class AdaQN(QuasiNewton):
 
     Args:
         params: parameters or param groups, which may have their own ``lr`` and ``weight_decay``.
-        lr: the step size α; may be 0, and may be a tensor.
+        lr: the step size α; may be 0, and may be a tensor. By default the preset's.
         monitor: a function without arguments that returns the loss on a fixed batch of the training
             split, as a scalar or per example; see :class:`adaqn.Monitor`. Its ``advance()``, if it has
             one, is called once per cycle. Also an attribute, for frameworks that build the optimizer.
             Without one nothing is rejected by its loss.
-        cycle_length: steps per cycle, the paper's L.
+        preset: what is not given: ``"paper"``, or ``"modern"``: Adam's scaling, momentum, a short and fresh memory and
+            tests that know scale and noise (``adaqn.PRESETS`` lists them).
+        cycle_length: steps per cycle, the paper's L; ``"auto"`` lets the quality of the pairs decide
+            (:mod:`adaqn.core.cycle`), from 5 on.
+        min_cycle_length, max_cycle_length: the bounds of ``"auto"``.
         memory_size: curvature pairs kept, the paper's m_L.
         fisher_size: gradients kept for the Fisher matrix, the paper's m_F.
         curvature_eps: ε of the curvature test.
@@ -53,17 +61,23 @@ class AdaQN(QuasiNewton):
         reject_factor: γ, by how much the monitored loss may grow before a cycle is rejected.
         scaling: H0, one of ``"adagrad"`` (the paper's), ``"rmsprop"``, ``"adam"``, ``"barzilai_borwein"``,
             ``"identity"``, or a :class:`adaqn.core.scaling.Scaling`.
+        momentum: β of the averaged gradient that the recursion sees, bias corrected as in Adam; H0 and F̃ see the
+            gradient itself. 0 is none.
+        momentum_on_reject: ``"reset"`` or ``"keep"`` the averaged gradient when a cycle is rejected.
         curvature: ``"accumulated_fisher"``, or an :class:`adaqn.EmpiricalFisher`, which needs no F̃ in memory.
         fisher_batch_size: examples per gradient; divides the Fisher matrix as in the paper's equation
             for it rather than as in its line 18 (D4).
         curvature_test: ``"absolute"`` (the paper's s·y > ε s·s), ``"scale_free"`` (s·y > ε‖s‖‖y‖), or a function
             ``(ss, sy, yy, eps) -> bool``.
-        acceptance: ``"factor"``, ``"relative"`` (the same test in the paper's other form, D12), ``"none"``, or
-            a function ``(new, old) -> rejected`` of the losses at both points, tensors to be made small (negated if
-            ``maximize``).
+        acceptance: ``"factor"``, ``"relative"`` (the same test in the paper's other form, D12), ``"paired"`` (worse by
+            more than ``paired_level`` standard errors of the paired differences of per-example losses; the factor test
+            where the monitor returns a scalar), ``"none"``, or a function ``(new, old) -> rejected`` of the losses
+            at both points, tensors to be made small (negated if ``maximize``).
         anchor_patience: skips in a row after which the anchor moves on all the same (D6); ``None`` never.
         reject_patience: rejections in a row with an empty memory after which the steps are halved (D11);
-            ``None`` never.
+            ``None`` never. Without effect where there is a ``reject_window``.
+        reject_window: a rejection within so many cycles of another one halves the steps, and the first cycle is judged
+            too, against the weights before it (D15); 0 is ``reject_patience``'s rule.
         reset_scaling_on_reject: forget H0's accumulator too when a cycle is rejected (D3).
         on_nonfinite: ``"skip"`` a gradient that is not finite (D9), or ``"raise"``.
         direction: ``"gram"`` or ``"two_loop"``: the same numbers, the second slower and as printed.
@@ -93,22 +107,29 @@ class AdaQN(QuasiNewton):
     def __init__(
         self,
         params: Any,
-        lr: float | Tensor = 1e-2,
+        lr: float | Tensor | None = None,
         *,
         monitor: Callable[[], Any] | None = None,
-        cycle_length: int = 5,
-        memory_size: int = 10,
-        fisher_size: int = 100,
+        preset: str = "default",
+        cycle_length: int | str | None = None,
+        min_cycle_length: int = 2,
+        max_cycle_length: int = 20,
+        memory_size: int | None = None,
+        fisher_size: int | None = None,
         curvature_eps: float = 1e-4,
         scaling_eps: float | None = None,
         reject_factor: float = 1.01,
-        scaling: str | Scaling = "adagrad",
+        paired_level: float = 3.0,
+        scaling: str | Scaling | None = None,
+        momentum: float | None = None,
+        momentum_on_reject: str = "reset",
         curvature: str | Curvature = "accumulated_fisher",
         fisher_batch_size: int | None = None,
-        curvature_test: str | CurvatureTest = "absolute",
-        acceptance: str | Acceptance = "factor",
+        curvature_test: str | CurvatureTest | None = None,
+        acceptance: str | Acceptance | None = None,
         anchor_patience: int | None = 20,
         reject_patience: int | None = 3,
+        reject_window: int | None = None,
         reset_scaling_on_reject: bool = False,
         on_nonfinite: str = "skip",
         direction: str | Direction = "gram",
@@ -120,18 +141,27 @@ class AdaQN(QuasiNewton):
         maximize: bool = False,
         on_cycle: CycleCallback | None = None,
     ) -> None:
+        p = chosen(
+            preset, lr=lr, cycle_length=cycle_length, memory_size=memory_size, fisher_size=fisher_size, scaling=scaling,
+            momentum=momentum, curvature_test=curvature_test, acceptance=acceptance, reject_window=reject_window,
+        )  # fmt: skip
+        length, bounds = make_cycle(p.cycle_length, min_cycle_length, max_cycle_length)
         options = Options(
             monitor=monitor,
-            cycle_length=cycle_length,
-            memory_size=memory_size,
+            cycle_length=length,
+            cycle_bounds=bounds,
+            memory_size=p.memory_size,
             curvature_eps=curvature_eps,
-            scaling=make_h0(scaling, scaling_eps),
-            curvature=make_curvature(curvature, fisher_size, fisher_batch_size),
-            curvature_test=make_curvature_test(curvature_test),
-            acceptance=make_acceptance(acceptance, reject_factor),
+            scaling=make_h0(p.scaling, scaling_eps),
+            curvature=make_curvature(curvature, p.fisher_size, fisher_batch_size),
+            curvature_test=make_curvature_test(p.curvature_test),
+            acceptance=make_acceptance(p.acceptance, reject_factor, paired_level),
             direction=make_direction(direction),
+            momentum=make_momentum(p.momentum),
+            reset_momentum=choose("momentum_on_reject", momentum_on_reject, {"reset": True, "keep": False}),
             anchor_patience=anchor_patience,
             reject_patience=reject_patience,
+            reject_window=p.reject_window,
             reset_scaling=reset_scaling_on_reject,
             on_nonfinite=on_nonfinite,
             maximize=maximize,
@@ -143,4 +173,4 @@ class AdaQN(QuasiNewton):
             ),
             on_cycle=on_cycle,
         )
-        super().__init__(params, options, lr=lr, weight_decay=weight_decay)
+        super().__init__(params, options, lr=p.lr, weight_decay=weight_decay)

@@ -19,7 +19,8 @@ class Monitor:
     The batch must come from the training split: accepting steps by validation or test data would
     make every comparison dishonest. A hundred examples or so are enough.
 
-    To change the batch, assign a new monitor to ``opt.monitor``: it keeps the loss at the anchor until then.
+    To change the batch, assign a new monitor to ``opt.monitor``: it keeps the loss at the anchor until then. To change
+    it once per cycle there is :class:`RotatingMonitor`.
 
     Evaluation has no side effects: no gradients, eval mode (each module's own mode comes back
     afterwards), torch's random state and the model's buffers untouched, and autocast as given here
@@ -58,6 +59,57 @@ class Monitor:
 
     def _precision(self) -> torch.autocast:
         return precision(self.model, self.autocast)
+
+
+class RotatingMonitor(Monitor):
+    """A :class:`Monitor` that moves on to the next of its batches once per cycle.
+
+    A fixed set is fitted like any training data, and the anchor is what did well on it; a set that rotates forgets
+    that. Both points are evaluated on the same set, the anchor anew each time: two forward passes per cycle instead
+    of one (D7, D8). Which set is due is saved in the optimizer's state, and a resumed run takes up there.
+
+    Args:
+        model: as for :class:`Monitor`.
+        loss_fn: as for :class:`Monitor`; one loss per example lets ``acceptance="paired"`` know the noise.
+        batches: a list of batches ``(*inputs, target)`` or mappings of the training split, all at hand: a loader's
+            are ``list(itertools.islice(loader, 10))``.
+        autocast: as for :class:`Monitor`.
+
+    >>> data = [(torch.full((4, 1), float(i)), torch.zeros(4)) for i in range(3)]
+    >>> monitor = RotatingMonitor(nn.Identity(), lambda output, target: output[:, 0], data)
+    >>> [float(monitor().mean()) for _ in range(4) if monitor.advance() is None]
+    [1.0, 2.0, 0.0, 1.0]
+    """
+
+    def __init__(
+        self, model: nn.Module, loss_fn: LossFunction, batches: Sequence[Any], *, autocast: torch.dtype | None = None
+    ) -> None:
+        if not isinstance(batches, Sequence) or any(isinstance(batch, Tensor) for batch in batches):
+            raise ValueError(
+                f"batches must be a list of batches, got {type(batches).__name__}: wrap a single one as "
+                "[(inputs, target)], and take some of a loader's with list(itertools.islice(loader, 10))"
+            )
+        if not batches:
+            raise ValueError("batches is empty: a monitor needs at least one batch")
+        for batch in batches:
+            check_batch(batch)
+        super().__init__(model, loss_fn, batches[0], autocast=autocast)
+        self.batches = batches
+        self.position = 0
+
+    @property
+    def position(self) -> int:
+        """How often it has moved on; assigning it chooses the batch."""
+        return self._position
+
+    @position.setter
+    def position(self, position: int) -> None:
+        self._position = position
+        self.batch = self.batches[position % len(self.batches)]
+
+    def advance(self) -> None:
+        """The next batch, after the last the first."""
+        self.position += 1
 
 
 def precision(model: nn.Module, autocast: torch.dtype | None) -> torch.autocast:
@@ -136,4 +188,4 @@ def widened(loss: Tensor) -> Tensor:
     return loss if loss.dtype == torch.float64 else loss.float()
 
 
-__all__ = ["Monitor", "batch_loss", "monitored_loss", "undisturbed"]
+__all__ = ["Monitor", "RotatingMonitor", "batch_loss", "monitored_loss", "undisturbed"]

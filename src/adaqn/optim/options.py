@@ -13,9 +13,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from adaqn.core.acceptance import Acceptance, FactorTest, RelativeTest
+from adaqn.core.acceptance import Acceptance, FactorTest, PairedTest, RelativeTest
 from adaqn.core.curvature import AccumulatedFisher, Curvature
+from adaqn.core.cycle import START
 from adaqn.core.direction import Direction, gram, two_loop
+from adaqn.core.momentum import Momentum
 from adaqn.core.pairs import CURVATURE_TESTS, CurvatureTest, Repair, absolute
 from adaqn.core.scaling import SCALINGS, Adagrad, Scaling, make_scaling
 from adaqn.optim.events import CycleCallback
@@ -24,6 +26,7 @@ from adaqn.optim.memory import Precision
 T = TypeVar("T")
 DIRECTIONS: dict[str, Direction] = {"gram": gram, "two_loop": two_loop}
 HISTORY_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+_OF_ALL = {"cycle_length", "memory_size", "fisher_size", "monitor", "scaling", "maximize", "momentum", "preset"}
 
 
 @dataclass
@@ -32,6 +35,8 @@ class Options:
 
     monitor: Callable[[], Any] | None = None
     cycle_length: int = 5
+    cycle_bounds: tuple[int, int] | None = None
+    """Where cycles adapt, their shortest and longest length; ``cycle_length`` is then the first."""
     memory_size: int = 10
     curvature_eps: float = 1e-4
     scaling: Scaling = field(default_factory=Adagrad)
@@ -39,6 +44,9 @@ class Options:
     curvature_test: CurvatureTest = absolute
     acceptance: Acceptance | None = field(default_factory=FactorTest)
     direction: Direction = gram
+    momentum: Momentum | None = None
+    reset_momentum: bool = True
+    """On rejection."""
     repair: Repair | None = None
     pairs_from_start: bool = False
     """Is the point before the first step an anchor like any other? Not where anchors are averages (D1)."""
@@ -48,6 +56,8 @@ class Options:
     """Look at every direction before stepping along it; one that is not finite empties the memory instead."""
     anchor_patience: int | None = 20
     reject_patience: int | None = 3
+    reject_window: int = 0
+    """Cycles within which a second rejection halves the steps (D15); 0 leaves that to ``reject_patience`` (D11)."""
     reset_scaling: bool = False
     on_nonfinite: str = "skip"
     maximize: bool = False
@@ -57,6 +67,7 @@ class Options:
     def __post_init__(self) -> None:
         at_least_one("cycle_length", self.cycle_length)
         at_least_one("memory_size", self.memory_size)
+        whole("reject_window", self.reject_window, 0)
         for name in ("anchor_patience", "reject_patience"):
             if getattr(self, name) is not None:
                 at_least_one(name, getattr(self, name))
@@ -89,7 +100,7 @@ def check_group(group: dict[str, Any]) -> None:
             raise TypeError(f"{name} must be a number, got {value!r}")
         if not (math.isfinite(float(value)) and float(value) >= 0.0):
             raise ValueError(f"{name} must be a finite number of at least 0, got {value}")
-    unknown = {"cycle_length", "memory_size", "fisher_size", "monitor", "scaling", "maximize"} & set(group)
+    unknown = _OF_ALL & set(group)
     if unknown:
         raise ValueError(
             f"{sorted(unknown)} in a param group: one quasi-Newton matrix spans all parameters, so give it to "
@@ -97,13 +108,14 @@ def check_group(group: dict[str, Any]) -> None:
         )
 
 
-def make_acceptance(acceptance: str | Acceptance, factor: float) -> Acceptance | None:
-    """``"factor"`` and its alias ``"relative"`` (D12), ``"none"``, or a test of one's own."""
+def make_acceptance(acceptance: str | Acceptance, factor: float, level: float = 3.0) -> Acceptance | None:
+    """``"factor"`` and its alias ``"relative"`` (D12), ``"paired"``, ``"none"``, or a test of one's own."""
     if not isinstance(acceptance, str):
         return acceptance
     tests: dict[str, Callable[[], Acceptance | None]] = {
         "factor": lambda: FactorTest(factor),
         "relative": lambda: RelativeTest(factor - 1.0),
+        "paired": lambda: PairedTest(level, FactorTest(factor)),
         "none": lambda: None,
     }
     return choose("acceptance", acceptance, tests)()
@@ -126,6 +138,26 @@ def make_direction(direction: str | Direction) -> Direction:
     return choose("direction", direction, DIRECTIONS) if isinstance(direction, str) else direction
 
 
+def make_cycle(length: int | str, shortest: int, longest: int) -> tuple[int, tuple[int, int] | None]:
+    """(The first length, the bounds between which it adapts or ``None`` if it is fixed)."""
+    at_least_one("min_cycle_length", shortest)
+    at_least_one("max_cycle_length", longest)
+    if shortest > longest:
+        raise ValueError(f"min_cycle_length={shortest} exceeds max_cycle_length={longest}: exchange the two")
+    if isinstance(length, str):
+        choose("cycle_length", length, {"auto": "auto"})
+        return min(max(START, shortest), longest), (shortest, longest)
+    at_least_one("cycle_length", length)
+    return length, None
+
+
+def make_momentum(beta: float) -> Momentum | None:
+    """None for 0: no buffer, and the same numbers as without."""
+    if isinstance(beta, bool) or not isinstance(beta, numbers.Real):
+        raise TypeError(f"momentum must be a number, got {beta!r}")
+    return Momentum(float(beta)) if beta != 0.0 else None
+
+
 def make_h0(scaling: str | Scaling, eps: float | None) -> Scaling:
     if isinstance(scaling, str):
         return make_scaling(scaling, eps)
@@ -137,14 +169,18 @@ def make_h0(scaling: str | Scaling, eps: float | None) -> Scaling:
 
 
 def at_least_one(name: str, value: int) -> None:
+    whole(name, value, 1)
+
+
+def whole(name: str, value: int, least: int) -> None:
     try:
-        whole = not isinstance(value, bool) and operator.index(value) == value
+        is_whole = not isinstance(value, bool) and operator.index(value) == value
     except TypeError:
-        whole = False
-    if not whole:
+        is_whole = False
+    if not is_whole:
         raise TypeError(f"{name} must be a whole number, got {value!r}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
 
 
 def choose(name: str, value: str, choices: dict[str, T]) -> T:

@@ -9,18 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adaqn.core.acceptance import NONFINITE_PATIENCE, STEP_RECOVERY, mean_loss
+from adaqn.core.acceptance import NONFINITE_PATIENCE, STEP_RECOVERY
+from adaqn.core.cycle import cosine_of_newest, next_cycle_length, signal_share
 from adaqn.core.outcome import Outcome
 from adaqn.core.pairs import is_usable
 from adaqn.core.pairs import products as products_of
 from adaqn.core.products import local, round_to
-from adaqn.optim.base import NO_PAIR, HistoryOptimizer, Products
+from adaqn.optim.base import NO_PAIR, Products
 from adaqn.optim.gradient_difference import GradientDifference
+from adaqn.optim.judging import JudgingOptimizer, size_of
 from adaqn.optim.memory import Memory
-from adaqn.optim.monitor import monitored_loss
 
 
-class QuasiNewton(HistoryOptimizer):
+class QuasiNewton(JudgingOptimizer):
     """Gradient in, step out; at the end of a cycle an average to judge and a pair to store.
 
     Line numbers are those of the paper's Algorithm 1, D-numbers those of ``docs/decisions.md``.
@@ -47,11 +48,11 @@ class QuasiNewton(HistoryOptimizer):
         if self.options.pairs_from_start:
             torch._foreach_copy_(m.flat.views(m.anchor), m.weights())  # s is this step, whatever moved the weights
         m.curvature.observe(m.g)  # l. 6
+        m.average_gradient(present)  # H0 and F̃ have seen the raw one
         self._descend(m, present)  # l. 5
-        torch._foreach_add_(m.window_parts, m.weights())  # l. 7
-        m.average.count += 1
+        m.add_to_window()  # l. 7
         m.counters.steps += 1
-        if m.average.count >= self.options.cycle_length:  # l. 8; D1
+        if m.average.count >= self._cycle_length(m.counters):  # l. 8; D1
             self.finish_cycle(m)
         return loss
 
@@ -76,12 +77,13 @@ class QuasiNewton(HistoryOptimizer):
         if outcome is not Outcome.REJECTED:
             self._on_accepted(m, candidate, outcome, new)
         m.average.clear()  # l. 10
+        self._adapt_cycle(m, outcome)
         self._count(m, outcome)
         self._tell(m, outcome, new, old, products)
 
     def _may_step(self, m: Memory) -> bool:
         """The one read per step from the device: is the gradient finite, and is there one at all?"""
-        size, c = _size(m.g), m.counters
+        size, c = size_of(m.g), m.counters
         if math.isfinite(size):
             c.nonfinite_in_row = 0
             # torch.distributed.checkpoint makes state by a call without gradient and lr; it must leave no trace.
@@ -92,11 +94,13 @@ class QuasiNewton(HistoryOptimizer):
         c.nonfinite_in_row += 1
         weights_are_finite = all(w.isfinite().all() for w in m.weights())
         if not weights_are_finite or c.nonfinite_in_row >= NONFINITE_PATIENCE:  # D13
-            if not math.isfinite(_size(m.anchor)):
+            if not math.isfinite(size_of(m.anchor)):
                 raise FloatingPointError(
                     "neither the weights nor the point to return to are finite: load good weights, then call "
                     "opt.reset_history()"
                 )
+            if self.options.reject_window:
+                self._count_rejection(m)
             self._return_to_anchor(m)
             self._count(m, Outcome.REJECTED)
             self._tell(m, Outcome.REJECTED)
@@ -122,7 +126,7 @@ class QuasiNewton(HistoryOptimizer):
             _scale_parts(m.g_parts, roots)
             d, scale = direction(m.g, m.pairs, m.scaling, out=m.d), 1.0
             _scale_parts(m.d_parts, roots)
-        if self.options.guarded and not math.isfinite(_size(d)):
+        if self.options.guarded and not math.isfinite(size_of(d)):
             m.clear_history()
             d.zero_()
         weights, steps = m.weights(), m.d_parts
@@ -147,49 +151,6 @@ class QuasiNewton(HistoryOptimizer):
             return None
         with torch.enable_grad():
             return closure()
-
-    def _judge(self, m: Memory, candidate: Tensor) -> tuple[Tensor | None, Tensor | None, bool]:
-        """(losses at the candidate, at the anchor, is it rejected?) (l. 12)"""
-        is_number = math.isfinite(_size(candidate))  # D13
-        if self._monitor is None or self.options.acceptance is None:
-            if self.options.acceptance is not None:
-                self._say(
-                    "no monitor was given, so no cycle is rejected by its loss: pass monitor=Monitor(...), "
-                    "or acceptance='none' if that is meant"
-                )
-            return None, None, not is_number
-        if hasattr(self._monitor, "advance"):
-            self._monitor.advance()  # D7: values are never compared across sets
-            self._anchor_losses = None
-        if not is_number:
-            return None, None, True
-        new = self._losses_at(m, candidate)
-        is_finite = math.isfinite(mean_loss(new))
-        if not m.counters.started and is_finite:
-            return new, None, False
-        old = self._losses_at_anchor(m)
-        if math.isfinite(mean_loss(old)):
-            return new, old, not is_finite or bool(self.options.acceptance(new, old))  # D5
-        where = "the last accepted average" if m.counters.started else "the weights before the first step"
-        message = (
-            f"the monitor returned {mean_loss(new)} and, at {where}, {mean_loss(old)}: the monitoring batch or its "
-            "loss is at fault, not the steps"
-        )
-        if not hasattr(self._monitor, "advance") or not m.counters.started:
-            raise ValueError(message)
-        self._say(message + "; such a set judges nothing")  # D7
-        return new, old, False
-
-    def _losses_at(self, m: Memory, vector: Tensor) -> Tensor:
-        with m.flat.swapped(vector, backup=m.g):
-            assert self._monitor is not None
-            losses = monitored_loss(self._monitor)
-        return -losses if self.options.maximize else losses
-
-    def _losses_at_anchor(self, m: Memory) -> Tensor:
-        if self._anchor_losses is None:  # D8: kept while the monitoring set is fixed
-            self._anchor_losses = self._losses_at(m, m.anchor)
-        return self._anchor_losses
 
     def _curvature_along(self, m: Memory, s: Tensor, candidate: Tensor) -> Tensor:
         """y, in the memory of the window's sum, which is spent; put back if the user's model raises."""
@@ -229,29 +190,26 @@ class QuasiNewton(HistoryOptimizer):
             c.skips_in_row = 0
             self._anchor_losses = losses
 
-    def _count_rejection(self, m: Memory) -> None:
-        """D11: H0 alone, rejected again and again, takes too large a step."""
-        c = m.counters
-        c.rejections_in_row = c.rejections_in_row + 1 if len(m.pairs) == 0 else 0
-        if c.rejections_in_row == self.options.reject_patience:
-            c.step_multiplier, c.rejections_in_row = c.step_multiplier / 2.0, 0
+    def _adapt_cycle(self, m: Memory, outcome: Outcome) -> None:
+        """Where L adapts, the length of the next cycle."""
+        if self.options.cycle_bounds is None:
+            return
+        length, beta = self._cycle_length(m.counters), m.momentum.beta if m.momentum is not None else 0.0
+        cosine = cosine_of_newest(m.pairs) if outcome is Outcome.STORED else None
+        share = signal_share(cosine, length, beta) if cosine is not None else None
+        m.counters.cycle_length = next_cycle_length(length, outcome, share, *self.options.cycle_bounds)
 
     def _return_to_anchor(self, m: Memory) -> None:
         """L. 13 and 14; D2: the anchor is copied, and the step counter goes on."""
-        c = m.counters
         m.clear_history()
         if self.options.reset_scaling:  # D3
             m.scaling.reset()
+        if self.options.reset_momentum and m.momentum is not None:
+            m.momentum.reset()  # it points to where it went wrong
         m.set_weights(m.anchor)
         if m.accepted is not None:
             m.accepted.copy_(m.anchor)
-        c.skips_in_row = c.nonfinite_in_row = 0
-
-
-def _size(vector: Tensor) -> float:
-    """A number that is zero exactly if the vector is, and not finite if its square is not; one read from the device."""
-    square = float(vector.dot(vector))
-    return square if square != 0.0 else float(torch.linalg.vector_norm(vector, math.inf))  # it may have underflowed
+        m.counters.skips_in_row = m.counters.nonfinite_in_row = 0
 
 
 def _is_nonzero(lr: float | Tensor) -> bool:

@@ -1,0 +1,52 @@
+"""The averaged gradient that goes into the recursion in place of the gradient (the paper's open question)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from adaqn.core.runs import runs
+
+
+class Momentum:
+    """m ← βm + (1 − β)g, and m / (1 − βᵗ) in place of g: Adam's first moment, with its bias correction.
+
+    Only the recursion sees it: H0 and F̃ measure the size of gradients, which averaging would hide. t is counted per
+    parameter, and a parameter without a gradient does not age, as in torch's Adam.
+
+    >>> momentum, g = Momentum(0.9), torch.tensor([2.0])
+    >>> momentum.build(torch.zeros(1), [1])
+    >>> round(float(momentum.mix(g, [0])), 4)
+    2.0
+    """
+
+    def __init__(self, beta: float) -> None:
+        if not 0.0 < beta < 1.0:
+            raise ValueError(f"momentum must lie in [0, 1), got {beta}: 0 is none, 0.9 is usual")
+        self.beta = beta
+        self.vector = torch.empty(0)
+        self.sizes: list[int] = []
+        self.steps: list[int] = []
+
+    def build(self, vector: Tensor, sizes: Sequence[int]) -> None:
+        """Take over a zeroed buffer; ``sizes`` are the lengths of the parameters in it."""
+        self.vector, self.sizes = vector, list(sizes)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget every gradient seen."""
+        self.vector.zero_()
+        self.steps = [0] * len(self.sizes)
+
+    def mix(self, g: Tensor, present: Sequence[int]) -> Tensor:
+        """g ← the averaged gradient, in place, for the parameters that are present; the others stay as they are."""
+        ages: list[int | None] = [None] * len(self.sizes)
+        for i in present:
+            self.steps[i] += 1
+            ages[i] = self.steps[i]
+        for part, step in runs(self.sizes, ages):
+            average = self.vector[part].lerp_(g[part], 1.0 - self.beta)
+            torch.mul(average, 1.0 / (1.0 - self.beta**step), out=g[part])
+        return g

@@ -1,0 +1,52 @@
+"""The plain numbers of an optimizer, and the version of the state that they are saved in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+FORMAT = 2
+"""Version of the saved state; raise it with any change, and migrate or refuse what is older."""
+
+
+@dataclass
+class Counters:
+    """Plain numbers that change from step to step; all of them are saved."""
+
+    steps: int = 0
+    cycles: int = 0
+    stored: int = 0
+    skipped: int = 0
+    rejected: int = 0
+    nonfinite: int = 0
+    started: int = 0
+    skips_in_row: int = 0
+    rejections_in_row: int = 0
+    nonfinite_in_row: int = 0
+    unstored_in_row: int = 0
+    step_multiplier: float = 1.0
+    rejected_at: int = 0
+    """The cycle of the last rejection, counted from 1; 0 is none (D15)."""
+    cycle_length: int = 0
+    """Where it adapts, as it is now; 0 is as it began."""
+    monitor_position: int = 0
+    """Which set of a rotating monitor was in use."""
+
+    def restart(self) -> None:
+        """Begin a new history; totals go on, and so do the length of cycles and the turn of the monitor."""
+        self.started = self.skips_in_row = self.rejections_in_row = self.rejected_at = 0
+        self.nonfinite_in_row = self.unstored_in_row = 0
+        self.step_multiplier = 1.0
+
+
+NEW_IN_2 = ("rejected_at", "cycle_length", "monitor_position")
+
+
+def migrated(entry: dict[str, Any]) -> dict[str, Any]:
+    """The saved state of a parameter in today's format; what it cannot be brought to is left for the check to name.
+
+    Format 1 knew no adaptive cycles, no rotating monitor's turn and no window of rejections: zero stands for each.
+    """
+    if entry.get("format") == 1:
+        return {**dict.fromkeys(NEW_IN_2, 0), **entry, "format": FORMAT}
+    return entry

@@ -1,0 +1,93 @@
+"""Is a cycle kept? What the monitor says of it, and what repeated rejections do to the step size."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from adaqn.core.acceptance import SMALLEST_MULTIPLIER, PairedTest, halves_step, mean_loss
+from adaqn.optim.base import HistoryOptimizer
+from adaqn.optim.memory import Memory
+from adaqn.optim.monitor import RotatingMonitor, monitored_loss
+
+
+class JudgingOptimizer(HistoryOptimizer):
+    """A history optimizer that compares the average of a cycle with the anchor."""
+
+    def _judge(self, m: Memory, candidate: Tensor) -> tuple[Tensor | None, Tensor | None, bool]:
+        """(losses at the candidate, at the anchor, is it rejected?) (l. 12)"""
+        is_number = math.isfinite(size_of(candidate))  # D13
+        if self._monitor is None or self.options.acceptance is None:
+            if self.options.acceptance is not None:
+                self._say(
+                    "no monitor was given, so no cycle is rejected by its loss: pass monitor=Monitor(...), "
+                    "or acceptance='none' if that is meant"
+                )
+            return None, None, not is_number
+        if hasattr(self._monitor, "advance"):
+            self._monitor.advance()  # D7: values are never compared across sets
+            self._anchor_losses = None
+            if isinstance(self._monitor, RotatingMonitor):
+                m.counters.monitor_position = self._monitor.position
+        if not is_number:
+            return None, None, True
+        new = self._losses_at(m, candidate)
+        is_finite = math.isfinite(mean_loss(new))
+        if not m.counters.started and is_finite and not self.options.reject_window:
+            return new, None, False  # D15 judges the first cycle too, against the weights before the first step
+        old = self._losses_at_anchor(m)
+        if math.isfinite(mean_loss(old)):
+            return new, old, not is_finite or self._is_rejected(new, old)  # D5
+        if is_finite and not m.counters.started:
+            return new, None, False  # any number is better than none
+        where = "the last accepted average" if m.counters.started else "the weights before the first step"
+        message = (
+            f"the monitor returned {mean_loss(new)} and, at {where}, {mean_loss(old)}: the monitoring batch or its "
+            "loss is at fault, not the steps"
+        )
+        if not hasattr(self._monitor, "advance") or not m.counters.started:
+            raise ValueError(message)
+        self._say(message + "; such a set judges nothing")  # D7
+        return new, old, False
+
+    def _losses_at(self, m: Memory, vector: Tensor) -> Tensor:
+        with m.flat.swapped(vector, backup=m.g):
+            assert self._monitor is not None
+            losses = monitored_loss(self._monitor)
+        return -losses if self.options.maximize else losses
+
+    def _losses_at_anchor(self, m: Memory) -> Tensor:
+        if self._anchor_losses is None:  # D8: kept while the monitoring set is fixed
+            self._anchor_losses = self._losses_at(m, m.anchor)
+        return self._anchor_losses
+
+    def _is_rejected(self, new: Tensor, old: Tensor) -> bool:
+        test = self.options.acceptance
+        assert test is not None
+        if isinstance(test, PairedTest) and not test.applies(new, old):
+            self._say(
+                f"acceptance='paired' compares the losses of the same two or more examples at both points, and the "
+                f"monitor returned shapes {tuple(new.shape)} and {tuple(old.shape)}: the factor test decides instead. "
+                "Give the monitor a loss_fn that returns one loss per example (reduction='none')"
+            )
+        return bool(test(new, old))
+
+    def _count_rejection(self, m: Memory) -> None:
+        """D11: H0 alone, rejected again and again, takes too large a step. D15: so does whatever else is rejected."""
+        c, now = m.counters, m.counters.cycles + 1
+        if self.options.reject_window:
+            if halves_step(now, c.rejected_at, self.options.reject_window):
+                c.step_multiplier = max(c.step_multiplier / 2.0, SMALLEST_MULTIPLIER)
+            c.rejected_at = now
+            return
+        c.rejections_in_row = c.rejections_in_row + 1 if len(m.pairs) == 0 else 0
+        if c.rejections_in_row == self.options.reject_patience:
+            c.step_multiplier, c.rejections_in_row = c.step_multiplier / 2.0, 0
+
+
+def size_of(vector: Tensor) -> float:
+    """A number that is zero exactly if the vector is, and not finite if its square is not; one read from the device."""
+    square = float(vector.dot(vector))
+    return square if square != 0.0 else float(torch.linalg.vector_norm(vector, math.inf))  # it may have underflowed
