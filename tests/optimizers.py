@@ -53,9 +53,7 @@ OPTIMIZERS = [
     OptimizerInfo("adaqn-bb", AdaQN, {**BASE, "scaling": "barzilai_borwein", "lr": 0.01}),
     OptimizerInfo("adaqn-rmsprop", AdaQN, {**BASE, "scaling": "rmsprop", "lr": 0.01}),
     OptimizerInfo("adaqn-adam", AdaQN, {**BASE, "scaling": "adam", "lr": 0.01}),
-    OptimizerInfo(
-        "adaqn-kronecker", AdaQN, {**BASE, "scaling": Kronecker(refresh=4, max_dimension=100), "lr": 0.01}
-    ),
+    OptimizerInfo("adaqn-kronecker", AdaQN, {**BASE, "scaling": Kronecker(refresh=4, max_dimension=100), "lr": 0.01}),
     OptimizerInfo("adaqn-bf16", AdaQN, {**BASE, "history_dtype": torch.bfloat16, "fisher_dtype": torch.bfloat16}),
     OptimizerInfo("adaqn-master", AdaQN, {**BASE, "master_weights": True}),
     OptimizerInfo("adaqn-fisher-on-cpu", AdaQN, {**BASE, "fisher_device": "cpu", "fisher_batch_size": 4}),

@@ -57,7 +57,7 @@ def first_basis(average: Tensor) -> Tensor:
     identity = torch.eye(len(average), dtype=average.dtype, device=average.device)
     try:
         Q = torch.linalg.eigh(average).eigenvectors.flip(1)
-    except torch.linalg.LinAlgError:
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         return identity
     return torch.where(Q.isfinite().all(), Q, identity)
 

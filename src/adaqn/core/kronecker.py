@@ -23,9 +23,9 @@ class Kronecker(Adam):
         H_0 v = Q_L \Big( \frac{Q_L^T v\, Q_R}{\sqrt{\hat V} + \epsilon} \Big) Q_R^T, \quad
         V = \mathrm{avg}\big((Q_L^T G\, Q_R)^2\big), \quad L = \mathrm{avg}(G G^T), \quad R = \mathrm{avg}(G^T G)
 
-    with :math:`Q_L, Q_R` the eigenvectors of L and R, so that H0 is symmetric and positive definite: a positive diagonal
-    matrix between an orthonormal one and its transpose. The first basis is exact; every ``refresh`` steps one power
-    iteration and a QR decomposition follow L and R. V is not rotated then, only sorted as its columns were.
+    with :math:`Q_L, Q_R` the eigenvectors of L and R, so that H0 is symmetric and positive definite: a positive
+    diagonal matrix between an orthonormal one and its transpose. The first basis is exact; every ``refresh`` steps one
+    power iteration and a QR decomposition follow L and R. V is not rotated then, only sorted as its columns were.
 
     A tensor of more than two dimensions is a matrix, cut where it is most nearly square. Scalars and vectors have
     Adam's diagonal. So has a side longer than ``max_dimension``: its Q is the identity. Complex parameters are pairs
@@ -76,7 +76,7 @@ class Kronecker(Adam):
         self.seen: list[int] = []
 
     def tensor_shapes(self, shape: Sequence[int]) -> dict[str, tuple[int, ...]]:
-        if len(shape) < 2:
+        if len(shape) < 2 or 0 in shape:
             return {}
         shapes: dict[str, tuple[int, ...]] = {}
         for side, n in zip(SIDES, matrix_shape(shape), strict=True):

@@ -168,7 +168,7 @@ class Adam(RMSProp):
     Steps are counted per parameter: one that joins late has its own, short, bias correction.
     """
 
-    number_names = ("step",)
+    number_names: tuple[str, ...] = ("step",)
 
     def __init__(self, decay: float = 0.999, eps: float = 1e-8) -> None:
         super().__init__(decay, eps)
