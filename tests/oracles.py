@@ -123,7 +123,8 @@ def relative_error(a: Tensor, b: Tensor) -> float:
 
 
 def dense_kronecker(scaling: Kronecker) -> Tensor:
-    """H0 of the Kronecker scaling as a matrix: (Q_L ⊗ Q_R) diag(1/(√V̂ + ε)) (Q_L ⊗ Q_R)ᵀ per parameter, in float64."""
+    """H0 of the Kronecker scaling as a matrix: (Q_L ⊗ Q_R) diag(1/(√V̂ + ε)) (Q_L ⊗ Q_R)ᵀ per parameter, in float64,
+    with the roots at least 128 units of rounding of their norm."""
     blocks = []
     V = torch.split(scaling.vectors["square_avg"].double(), scaling.sizes)
     for i, shape in enumerate(scaling.shapes):
@@ -132,5 +133,8 @@ def dense_kronecker(scaling: Kronecker) -> Tensor:
             Q = scaling.tensors[i].get(f"{side}_basis")
             K = torch.kron(K, torch.eye(n, dtype=torch.float64) if Q is None else Q.double())
         corrected = V[i] / (1.0 - scaling.decay ** max(scaling.steps[i], 1))
-        blocks.append(K @ torch.diag(1.0 / (corrected.sqrt() + scaling.eps)) @ K.T)
+        roots = corrected.sqrt() + scaling.eps
+        if scaling.tensors[i]:
+            roots = roots.clamp(min=128.0 * torch.finfo(scaling.vectors["square_avg"].dtype).eps * float(roots.norm()))
+        blocks.append(K @ torch.diag(1.0 / roots) @ K.T)
     return torch.block_diag(*blocks)

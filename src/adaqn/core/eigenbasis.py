@@ -12,6 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+ROUNDING = 128.0
+"""How far above the rounding errors of a rotation the smallest root lies, in units of the dtype's precision."""
+
 
 def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
     """(p, q) of a tensor as a matrix: its dimensions cut in two where that is most nearly square.
@@ -40,6 +43,16 @@ def out_of_basis(v: Tensor, left: Tensor | None, right: Tensor | None, out: Tens
     if right is None:
         return out.copy_(v) if left is None else torch.mm(left, v, out=out)
     return torch.mm(v if left is None else _product(left, v), right.t(), out=out)
+
+
+def lift(roots: Tensor) -> Tensor:
+    """roots ← max(roots, 128·ulp·‖roots‖), in place: no direction is scaled by what is only a rounding error.
+
+    Where gradients have no part, as those of low rank have none in most directions, the rotated ones hold rounding
+    errors of about ulp·‖G‖, and so do their roots: dividing one by the other would step there as far as anywhere.
+    """
+    smallest = torch.linalg.vector_norm(roots) * (ROUNDING * torch.finfo(roots.dtype).eps)
+    return torch.maximum(roots, smallest, out=roots)
 
 
 def add_outer(average: Tensor, g: Tensor, decay: float) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from adaqn.core.eigenbasis import add_outer, first_basis, into_basis, matrix_shape, next_basis, out_of_basis
+from adaqn.core.eigenbasis import add_outer, first_basis, into_basis, lift, matrix_shape, next_basis, out_of_basis
 from adaqn.core.scaling import Adam, decay_in_range
 
 SIDES = ("left", "right")
@@ -34,8 +34,9 @@ class Kronecker(Adam):
     Where it differs from SOAP: there is no first moment (that is the optimizer's business); SOAP makes no step with
     the very first gradient, from which its first basis comes, and this is Adam's diagonal for that one step; ε is
     added after the bias correction, as in torch's Adam; more than two dimensions are flattened instead of having a
-    basis each; a refresh from averages that are zero or overflowed is left out. The defaults are those of the
-    authors' program, but ``max_dimension``, 10000 there.
+    basis each; a refresh from averages that are zero or overflowed is left out; √V̂ + ε is at least 128 units of
+    rounding of its norm, without which float32 weights drift along directions that no gradient has. The defaults are
+    those of SOAP as it is published, but ``max_dimension``, 10000 there.
 
     Cost per p × q matrix: 2p² + 2q² numbers beside V (L, R and the bases). Each gradient and each application
     take four products of matrices, 4pq(p + q) operations, and two temporaries of its size; a refresh takes about
@@ -108,6 +109,13 @@ class Kronecker(Adam):
                     add_outer(self.tensors[i][f"{side}_average"], matrix, self.basis_decay)
             self.steps[i] += 1
             self.seen[i] += 1
+
+    def roots(self, out: Tensor) -> Tensor:
+        """out ← √V̂ + ε, in the coordinates of the bases."""
+        for i, root in enumerate(self._matrices(super().roots(out))):
+            if self.tensors[i]:
+                lift(root)
+        return out
 
     def apply(self, v: Tensor, out: Tensor) -> Tensor:
         roots = self._matrices(self.roots(out))
