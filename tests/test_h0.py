@@ -26,7 +26,7 @@ def saved_and_loaded(state_dict):
 
 
 class PlainSOAP:
-    """SOAP without momentum for one matrix, after Algorithm 3 of Vyas et al., written for reading."""
+    """SOAP without momentum for one matrix, written for reading."""
 
     def __init__(self, W, lr, beta, eps, frequency):
         self.W, self.lr, self.beta, self.eps, self.frequency = W.clone(), lr, beta, eps, frequency

@@ -35,8 +35,9 @@ class Kronecker(Adam):
     the very first gradient, from which its first basis comes, and this is Adam's diagonal for that one step; ε is
     added after the bias correction, as in torch's Adam; more than two dimensions are flattened instead of having a
     basis each; a refresh from averages that are zero or overflowed is left out; √V̂ + ε is at least 128 units of
-    rounding of its norm, without which float32 weights drift along directions that no gradient has. The defaults are
-    those of SOAP as it is published, but ``max_dimension``, 10000 there.
+    rounding of its norm, without which float32 weights drift along directions that no gradient has. The decay
+    and ε are those of the public programs (``refresh`` is 10 in one and 2 in another, ``max_dimension`` 10000 in both);
+    the paper's text was not at hand to check.
 
     Cost per p × q matrix: 2p² + 2q² numbers beside V (L, R and the bases). Each gradient and each application
     take four products of matrices, 4pq(p + q) operations, and two temporaries of its size; a refresh takes about
