@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from adaqn import OLBFGS, RES, SQN, AdaQN, HessianProduct, SdLBFGS
+from adaqn.core.kronecker import Kronecker
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ OPTIMIZERS = [
     OptimizerInfo("adaqn-bb", AdaQN, {**BASE, "scaling": "barzilai_borwein", "lr": 0.01}),
     OptimizerInfo("adaqn-rmsprop", AdaQN, {**BASE, "scaling": "rmsprop", "lr": 0.01}),
     OptimizerInfo("adaqn-adam", AdaQN, {**BASE, "scaling": "adam", "lr": 0.01}),
+    OptimizerInfo("adaqn-kronecker", AdaQN, {**BASE, "scaling": Kronecker(refresh=4, max_dimension=100), "lr": 0.01}),
     OptimizerInfo("adaqn-bf16", AdaQN, {**BASE, "history_dtype": torch.bfloat16, "fisher_dtype": torch.bfloat16}),
     OptimizerInfo("adaqn-master", AdaQN, {**BASE, "master_weights": True}),
     OptimizerInfo("adaqn-fisher-on-cpu", AdaQN, {**BASE, "fisher_device": "cpu", "fisher_batch_size": 4}),

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from adaqn import AdaQN
+from adaqn.core.eigenbasis import matrix_shape
 from adaqn.core.history import Pairs
+from adaqn.core.kronecker import Kronecker
 from adaqn.core.scaling import Scaling
 from adaqn.optim.gradient_difference import GradientDifference
 from adaqn.optim.quasi_newton import QuasiNewton
@@ -118,3 +120,21 @@ def with_history(model: Vector, problem: NoisyValley, steps: int = 23, **options
 def relative_error(a: Tensor, b: Tensor) -> float:
     scale = max(float(b.norm()), math.ulp(1.0))
     return float((a.double() - b.double()).norm()) / scale
+
+
+def dense_kronecker(scaling: Kronecker) -> Tensor:
+    """H0 of the Kronecker scaling as a matrix: (Q_L ⊗ Q_R) diag(1/(√V̂ + ε)) (Q_L ⊗ Q_R)ᵀ per parameter, in float64,
+    with the roots at least 128 units of rounding of their norm."""
+    blocks = []
+    V = torch.split(scaling.vectors["square_avg"].double(), scaling.sizes)
+    for i, shape in enumerate(scaling.shapes):
+        K = torch.ones(1, 1, dtype=torch.float64)
+        for side, n in zip(("left", "right"), matrix_shape(shape), strict=True):
+            Q = scaling.tensors[i].get(f"{side}_basis")
+            K = torch.kron(K, torch.eye(n, dtype=torch.float64) if Q is None else Q.double())
+        corrected = V[i] / (1.0 - scaling.decay ** max(scaling.steps[i], 1))
+        roots = corrected.sqrt() + scaling.eps
+        if scaling.tensors[i]:
+            roots = roots.clamp(min=128.0 * torch.finfo(scaling.vectors["square_avg"].dtype).eps * float(roots.norm()))
+        blocks.append(K @ torch.diag(1.0 / roots) @ K.T)
+    return torch.block_diag(*blocks)

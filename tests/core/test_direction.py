@@ -33,7 +33,7 @@ def scaling_and_matrix(kind, n, generator):
         matrix = random_spd(n, generator)
         return DenseScaling(matrix), matrix
     scaling = Adagrad()
-    scaling.build({"sum": torch.zeros(n, dtype=torch.float64)}, [n])
+    scaling.build({"sum": torch.zeros(n, dtype=torch.float64)}, [(n,)])
     scaling.update(torch.randn(n, dtype=torch.float64, generator=generator))
     return scaling, torch.diag(scaling.vectors["sum"].rsqrt())
 

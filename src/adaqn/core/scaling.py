@@ -1,9 +1,9 @@
 """H0, the initial scaling of the direction: a symmetric positive definite operator.
 
-A scaling sees every gradient once (``update``) and is applied once per step (``apply``). It owns
-vectors as long as the parameters and says which, so that the optimizer can save them; numbers that
-are counted per parameter go through ``numbers`` and ``load_numbers``. Diagonal ones are below; an
-operator that is not diagonal needs nothing else of the recursion.
+A scaling sees every gradient once (``update``) and is applied once per step (``apply``). What it keeps
+between steps it declares, so that the optimizer can make it, save it and carry it over: vectors as long
+as all parameters together, tensors of any shape per parameter, and plain numbers per parameter. Diagonal ones are
+below; an operator that is not diagonal needs nothing else of the recursion.
 """
 
 from __future__ import annotations
@@ -18,29 +18,66 @@ from adaqn.core.runs import runs
 
 
 class Scaling:
-    """The identity, and the base of the others."""
+    """The identity, and the base of the others.
+
+    To write one: name what is kept (``vector_names``, ``tensor_shapes``, ``number_names``), learn from a gradient in
+    ``update``, and multiply by a symmetric positive definite matrix in ``apply``. All that is kept starts at
+    ``initial_value``.
+    """
 
     vector_names: tuple[str, ...] = ()
-    """The vectors of length n that this scaling keeps between steps."""
+    """The vectors of length n that this scaling keeps between steps, in ``self.vectors``."""
     number_names: tuple[str, ...] = ()
-    """The plain numbers that it keeps per parameter."""
+    """The plain numbers that it keeps per parameter, of at least 0."""
     initial_value: float = 0.0
 
     def __init__(self) -> None:
         self.vectors: dict[str, Tensor] = {}
+        self.tensors: list[dict[str, Tensor]] = []
+        self.shapes: list[tuple[int, ...]] = []
 
-    def build(self, vectors: dict[str, Tensor], sizes: Sequence[int]) -> None:
-        """Take over one zeroed buffer per name; ``sizes`` are the lengths of the parameters in it."""
-        self.vectors = vectors
+    @property
+    def sizes(self) -> list[int]:
+        """The length of each parameter in a vector."""
+        return [math.prod(shape) for shape in self.shapes]
+
+    def tensor_shapes(self, shape: Sequence[int]) -> dict[str, tuple[int, ...]]:
+        """Name → shape of what is kept for one parameter of ``shape``, in ``self.tensors[index]``."""
+        return {}
+
+    def build(
+        self,
+        vectors: dict[str, Tensor],
+        shapes: Sequence[Sequence[int]],
+        tensors: Sequence[dict[str, Tensor]] | None = None,
+    ) -> None:
+        """Take over one buffer per name, and per parameter the tensors of ``tensor_shapes``.
+
+        ``shapes`` are those of the parameters, one behind the other in each vector.
+        """
+        self.vectors, self.shapes = vectors, [tuple(shape) for shape in shapes]
+        self.tensors = list(tensors) if tensors is not None else [{} for _ in shapes]
         self.reset()
 
     def reset(self) -> None:
         """Forget every gradient seen (D3)."""
-        for vector in self.vectors.values():
-            vector.fill_(self.initial_value)
+        for kept in (self.vectors, *self.tensors):
+            for tensor in kept.values():
+                tensor.fill_(self.initial_value)
 
     def update(self, g: Tensor) -> None:
         """See the gradient of this step."""
+
+    def update_some(self, g: Tensor, present: Sequence[int]) -> None:
+        """See a gradient that only the parameters of these indices have; what is known of the others stays."""
+        missing = sorted(set(range(len(self.shapes))) - set(present))
+        kept = [(tensor, tensor.clone()) for i in missing for tensor in self._known(i)]
+        numbers = [self.numbers(i) for i in missing]
+        self.update(g)
+        for tensor, before in kept:
+            tensor.copy_(before)
+        for i, values in zip(missing, numbers, strict=True):
+            self.load_numbers(i, values)
 
     def apply(self, v: Tensor, out: Tensor) -> Tensor:
         """out ← H0·v, where ``out`` is not ``v``."""
@@ -58,6 +95,11 @@ class Scaling:
 
     def load_numbers(self, index: int, numbers: dict[str, float]) -> None:
         """Take back what ``numbers`` gave."""
+
+    def _known(self, index: int) -> list[Tensor]:
+        """All tensors of one parameter: its parts of the vectors, and its own."""
+        parts = [torch.split(vector, self.sizes)[index] for vector in self.vectors.values()]
+        return parts + list(self.tensors[index].values())
 
 
 class BarzilaiBorwein(Scaling):
@@ -111,7 +153,7 @@ class RMSProp(Scaling):
 
     def __init__(self, decay: float = 0.99, eps: float = 1e-8) -> None:
         super().__init__()
-        self.decay = _decay(decay)
+        self.decay = decay_in_range("decay", decay)
         self.eps = _positive("scaling_eps", eps)
 
     def update(self, g: Tensor) -> None:
@@ -128,30 +170,29 @@ class Adam(RMSProp):
     Steps are counted per parameter: one that joins late has its own, short, bias correction.
     """
 
-    number_names = ("step",)
+    number_names: tuple[str, ...] = ("step",)
 
     def __init__(self, decay: float = 0.999, eps: float = 1e-8) -> None:
         super().__init__(decay, eps)
-        self.sizes: list[int] = []
         self.steps: list[int] = []
-
-    def build(self, vectors: dict[str, Tensor], sizes: Sequence[int]) -> None:
-        self.sizes = list(sizes)
-        super().build(vectors, sizes)
 
     def reset(self) -> None:
         super().reset()
-        self.steps = [0] * len(self.sizes)
+        self.steps = [0] * len(self.shapes)
 
     def update(self, g: Tensor) -> None:
         super().update(g)
         self.steps = [step + 1 for step in self.steps]
 
-    def apply(self, v: Tensor, out: Tensor) -> Tensor:
+    def roots(self, out: Tensor) -> Tensor:
+        """out ← √v̂ + ε."""
         root = torch.sqrt(self.vectors["square_avg"], out=out)
         for part, step in runs(self.sizes, self.steps):
             root[part].mul_(1.0 / math.sqrt(1.0 - self.decay ** max(step, 1)))
-        return torch.div(v, root.add_(self.eps), out=out)
+        return root.add_(self.eps)
+
+    def apply(self, v: Tensor, out: Tensor) -> Tensor:
+        return torch.div(v, self.roots(out), out=out)
 
     def numbers(self, index: int) -> dict[str, float]:
         return {"step": self.steps[index]}
@@ -160,34 +201,13 @@ class Adam(RMSProp):
         self.steps[index] = int(numbers["step"])
 
 
-SCALINGS: dict[str, type[Scaling]] = {
-    "identity": Scaling,
-    "barzilai_borwein": BarzilaiBorwein,
-    "adagrad": Adagrad,
-    "rmsprop": RMSProp,
-    "adam": Adam,
-}
-
-
-def make_scaling(name: str, eps: float | None) -> Scaling:
-    """The scaling of that name; ``eps=None`` is its own default."""
-    if name not in SCALINGS:
-        raise ValueError(f"scaling must be one of {sorted(SCALINGS)} or a Scaling, got {name!r}")
-    kind = SCALINGS[name]
-    if eps is None:
-        return kind()
-    if not issubclass(kind, Adagrad | RMSProp):
-        raise ValueError(f"scaling_eps={eps} has no meaning with scaling={name!r}: leave it out")
-    return kind(eps=eps)
-
-
 def _positive(name: str, value: float) -> float:
     if not (math.isfinite(value) and value > 0.0):
         raise ValueError(f"{name} must be a positive number, got {value}")
     return value
 
 
-def _decay(value: float) -> float:
+def decay_in_range(name: str, value: float) -> float:
     if not 0.0 <= value < 1.0:
-        raise ValueError(f"the decay of the scaling must lie in [0, 1), got {value}")
+        raise ValueError(f"the {name} of the scaling must lie in [0, 1), got {value}")
     return value

@@ -22,6 +22,7 @@ from adaqn.optim.memory import Memory, layout, number_names, planned_bytes
 from adaqn.optim.model_curvature import ModelCurvature
 from adaqn.optim.monitor import RotatingMonitor
 from adaqn.optim.options import Options, check_group
+from adaqn.optim.packed import packed_bytes, scaling_tensors
 from adaqn.optim.rebuild import rebuilt
 from adaqn.optim.warm_start import check_source, fill_scaling, source_states
 
@@ -97,7 +98,8 @@ class HistoryOptimizer(Optimizer):
         flat = self._memory.flat if self._memory else FlatParameters(self._trainable())
         accepted = self._memory is not None and self._memory.accepted is not None
         gram = 8 * self.options.memory_size**2
-        return planned_bytes(flat, self._plan()) + gram + accepted * flat.n * flat.dtype.itemsize
+        packed = packed_bytes(scaling_tensors(self.options.scaling, flat), flat)
+        return planned_bytes(flat, self._plan()) + packed + gram + accepted * flat.n * flat.dtype.itemsize
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -219,7 +221,8 @@ class HistoryOptimizer(Optimizer):
             if entries:
                 flat = FlatParameters([everything[i] for i in entries])
                 names = number_names(self.options.scaling, self.options.curvature, self.options.momentum)
-                checkpoint.check(list(entries.values()), flat, self._plan(), names)
+                packed = scaling_tensors(self.options.scaling, flat)
+                checkpoint.check(list(entries.values()), flat, self._plan(), packed, names)
                 taken.append((flat, list(entries.values())))
             return {**saved, "state": {}}
 

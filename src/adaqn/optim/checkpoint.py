@@ -15,6 +15,7 @@ from torch import Tensor
 from adaqn.optim.counters import FORMAT
 from adaqn.optim.flat import FlatParameters
 from adaqn.optim.memory import WORK, Layout, Memory
+from adaqn.optim.packed import Shapes
 
 Entry = dict[str, Any]
 
@@ -29,8 +30,10 @@ def saved_entries(state_dict: dict[str, Any], count: int) -> dict[int, Entry]:
     return {i: state_dict["state"][key] for i, key in enumerate(keys) if key in state_dict["state"]}
 
 
-def check(entries: list[Entry], flat: FlatParameters, plan: Layout, numbers: set[str]) -> None:
-    """Do these entries fit buffers of that plan? One clear error if not."""
+def check(
+    entries: list[Entry], flat: FlatParameters, plan: Layout, packed: dict[str, Shapes], numbers: set[str]
+) -> None:
+    """Do these entries fit buffers of that plan, and tensors of those shapes? One clear error if not."""
     rows = {name: shape for name, (shape, _, _) in plan.items() if name not in WORK}
     for index, (entry, shape) in enumerate(zip(entries, flat.shapes, strict=True)):
         version = entry.get("format", FORMAT)
@@ -39,7 +42,9 @@ def check(entries: list[Entry], flat: FlatParameters, plan: Layout, numbers: set
                 f"the saved state has format {version} and this version of adaqn reads 1 to {FORMAT}: "
                 "load it with the adaqn that wrote it"
             )
-        expected = {*rows, *numbers, "gram"}
+        own = {name: shapes[index] for name, shapes in packed.items()}
+        tensors = {name: ours for name, ours in own.items() if ours is not None}
+        expected = {*rows, *tensors, *numbers, "gram"}
         missing, unknown = expected - set(entry), set(entry) - expected - {"accepted"}
         if missing or unknown:
             raise ValueError(
@@ -47,7 +52,7 @@ def check(entries: list[Entry], flat: FlatParameters, plan: Layout, numbers: set
                 f"missing {sorted(missing) or 'nothing'}, unknown {sorted(unknown) or 'nothing'}. Build the "
                 "optimizer with the options it was saved with, or start without its state"
             )
-        shapes = {name: (*prefix, *shape) for name, prefix in rows.items()}
+        shapes = tensors | {name: (*prefix, *shape) for name, prefix in rows.items()}
         (memory_size,) = rows["pairs_s"]
         shapes["gram"] = (memory_size, memory_size)
         if "accepted" in entry:

@@ -1,7 +1,7 @@
 """All that a quasi-Newton optimizer keeps for one set of parameters, and what may be saved of it.
 
-Buffers are flat, ``(rows, n)``; ``per_parameter`` shows each as one view per parameter, which is
-what ``optimizer.state`` holds: no copy, and ``torch.save`` stores the flat buffer once.
+Buffers are flat, ``(rows, n)``, or hold a scaling's tensors one behind the other; ``per_parameter`` shows each as one
+view per parameter, which is what ``optimizer.state`` holds: no copy, and ``torch.save`` stores the flat buffer once.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from adaqn.core.momentum import Momentum
 from adaqn.core.scaling import Scaling
 from adaqn.optim.counters import FORMAT, Counters
 from adaqn.optim.flat import FlatParameters
+from adaqn.optim.packed import by_parameter, new_buffer, scaling_tensors
 
 WORK = ("work_g", "work_d")
 """Buffers whose content matters only within a step: they are not saved."""
@@ -54,6 +55,8 @@ class Memory:
             name: flat.new(*rows, dtype=dtype, device=device)
             for name, (rows, dtype, device) in layout(memory_size, scaling, curvature, precision, momentum).items()
         }
+        self.packed = scaling_tensors(scaling, flat)
+        self.buffers |= {name: new_buffer(shapes, flat) for name, shapes in self.packed.items()}
         self.gram = torch.zeros(memory_size, memory_size, dtype=torch.float64, device=flat.device)
         self.g, self.d = (self.buffers.pop(name) for name in WORK)
         self.anchor = self.buffers["anchor"]
@@ -62,7 +65,8 @@ class Memory:
         self.g_parts, self.d_parts, self.window_parts = map(flat.views, (self.g, self.d, self.average.total))
         self.pairs = Pairs(self.buffers["pairs_s"], self.buffers["pairs_y"], self.gram)
         vectors = {name: self.buffers[f"scaling_{name}"] for name in scaling.vector_names}
-        scaling.build(vectors, flat.sizes)
+        tensors = by_parameter(self.buffers, self.packed, len(flat.params))
+        scaling.build(vectors, flat.shapes, [_without_prefix("scaling_", entry) for entry in tensors])
         if curvature.rows:
             curvature.build(self.buffers["fisher"])
         if momentum is not None:
@@ -109,16 +113,8 @@ class Memory:
         """Show H0 the gradient; what it knows of parameters without one stays as it is."""
         if len(present) == len(self.flat.params):
             self.scaling.update(self.g)
-            return
-        missing = sorted(set(range(len(self.flat.params))) - set(present))
-        views = [self.flat.views(vector)[i] for vector in self.scaling.vectors.values() for i in missing]
-        before = [view.clone() for view in views]
-        numbers = [self.scaling.numbers(i) for i in missing]
-        self.scaling.update(self.g)
-        for view, value in zip(views, before, strict=True):
-            view.copy_(value)
-        for i, values in zip(missing, numbers, strict=True):
-            self.scaling.load_numbers(i, values)
+        else:
+            self.scaling.update_some(self.g, present)
 
     def average_gradient(self, present: list[int]) -> None:
         """From here on ``g`` is the averaged gradient, if there is momentum."""
@@ -157,9 +153,10 @@ class Memory:
 
     def per_parameter(self) -> list[dict[str, Any]]:
         """The tensors of each parameter's state: views of the flat buffers, and the shared gram."""
-        state: list[dict[str, Any]] = [{"gram": self.gram} for _ in self.flat.params]
-        for name, buffer in self.buffers.items():
-            for entry, view in zip(state, self.flat.views(buffer), strict=True):
+        tensors = by_parameter(self.buffers, self.packed, len(self.flat.params))
+        state: list[dict[str, Any]] = [{"gram": self.gram, **entry} for entry in tensors]
+        for name in self.buffers.keys() - self.packed.keys():
+            for entry, view in zip(state, self.flat.views(self.buffers[name]), strict=True):
                 entry[name] = view
         return state
 

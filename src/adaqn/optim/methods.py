@@ -59,11 +59,12 @@ class AdaQN(QuasiNewton):
         curvature_eps: ε of the curvature test.
         scaling_eps: ε of H0; by default 1e-4 for Adagrad's as in the paper, 1e-8 for the others as in torch.
         reject_factor: γ, by how much the monitored loss may grow before a cycle is rejected.
-        scaling: H0, one of ``"adagrad"`` (the paper's), ``"rmsprop"``, ``"adam"``, ``"barzilai_borwein"``,
-            ``"identity"``, or a :class:`adaqn.core.scaling.Scaling`.
         momentum: β of the averaged gradient that the recursion sees, bias corrected as in Adam; H0 and F̃ see the
             gradient itself. 0 is none.
         momentum_on_reject: ``"reset"`` or ``"keep"`` the averaged gradient when a cycle is rejected.
+        scaling: H0, one of ``"adagrad"`` (the paper's), ``"rmsprop"``, ``"adam"``, ``"kronecker"`` (SOAP's, not
+            diagonal: :class:`adaqn.core.kronecker.Kronecker`), ``"barzilai_borwein"``, ``"identity"``, or a
+            :class:`adaqn.core.scaling.Scaling` of your own.
         curvature: ``"accumulated_fisher"``, or an :class:`adaqn.EmpiricalFisher`, which needs no F̃ in memory.
         fisher_batch_size: examples per gradient; divides the Fisher matrix as in the paper's equation
             for it rather than as in its line 18 (D4).

@@ -19,7 +19,8 @@ from adaqn.core.cycle import START
 from adaqn.core.direction import Direction, gram, two_loop
 from adaqn.core.momentum import Momentum
 from adaqn.core.pairs import CURVATURE_TESTS, CurvatureTest, Repair, absolute
-from adaqn.core.scaling import SCALINGS, Adagrad, Scaling, make_scaling
+from adaqn.core.scaling import Adagrad, Scaling
+from adaqn.core.scaling_names import SCALINGS, make_scaling
 from adaqn.optim.events import CycleCallback
 from adaqn.optim.memory import Precision
 
@@ -165,6 +166,9 @@ def make_h0(scaling: str | Scaling, eps: float | None) -> Scaling:
         raise ValueError(f"scaling_eps={eps} was given beside a scaling of your own: set it there")
     if not isinstance(scaling, Scaling):
         raise TypeError(f"scaling must be one of {sorted(SCALINGS)} or a Scaling object, got {scaling!r}")
+    for name in ("vector_names", "number_names"):
+        if isinstance(getattr(scaling, name), str):
+            raise TypeError(f"{name} of {type(scaling).__name__} must be a tuple of names, got a string: add a comma")
     return copy.deepcopy(scaling)  # it will hold this optimizer's vectors; another may be given the same object
 
 

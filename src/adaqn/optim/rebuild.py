@@ -12,9 +12,9 @@ from adaqn.optim.memory import Memory
 
 def rebuilt(old: Memory, flat: FlatParameters, make: Callable[[FlatParameters], Memory]) -> Memory:
     """H0's accumulators and the wide weights are carried over; curvature history starts anew."""
-    scaling = old.scaling  # one object for both: making the new memory gives it new vectors
+    scaling = old.scaling  # one object for both: making the new memory gives it new tensors
     numbers = [scaling.numbers(i) for i in range(len(old.flat.params))]
-    vectors = dict(scaling.vectors)
+    vectors, tensors = dict(scaling.vectors), list(scaling.tensors)
     new = make(flat)
     before = {id(p): i for i, p in enumerate(old.flat.params)}
     for i, p in enumerate(flat.params):
@@ -24,6 +24,8 @@ def rebuilt(old: Memory, flat: FlatParameters, make: Callable[[FlatParameters], 
         scaling.load_numbers(i, numbers[j])
         for name, vector in vectors.items():
             _carry(old, vector, j, new, scaling.vectors[name], i)
+        for name, tensor in tensors[j].items():
+            scaling.tensors[i][name].copy_(tensor)
         if old.master is not None and new.master is not None:
             _carry(old, old.master, j, new, new.master, i)
     if new.master is not None:

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from adaqn.core.kronecker import Kronecker
 from adaqn.core.scaling import Adagrad, Adam, RMSProp, Scaling
 from adaqn.optim.flat import as_real
 
@@ -20,6 +21,11 @@ def check_source(source: Optimizer | dict[str, Any], scaling: Scaling) -> None:
         groups = source["param_groups"]
     if groups is None:
         raise ValueError(f"warm_start needs a torch optimizer or its state_dict, got {type(source).__name__}")
+    if isinstance(scaling, Kronecker):
+        raise ValueError(
+            "the second moments of a torch optimizer are of single weights, and those of scaling='kronecker' of "
+            "combinations of them: begin without warm_start, or use scaling='adam'"
+        )
     if not isinstance(scaling, RMSProp):
         return
     for group in groups:

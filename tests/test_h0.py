@@ -1,0 +1,342 @@
+"""AdaQN on a Kronecker H0, and on a scaling of the user's own: steps, state and misuse."""
+
+import copy
+import io
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from adaqn.core.direction import gram, two_loop
+from adaqn.core.kronecker import Kronecker
+from adaqn.core.scaling import Adagrad, Scaling
+from oracles import NoisyValley, Vector, dense_bfgs, dense_kronecker, quiet, relative_error, run, with_history
+
+OLD_STATE = Path(__file__).parent / "data" / "state_format_1.pt"
+NO_PAIRS = {"curvature_eps": 1e9, "anchor_patience": None}
+
+
+def saved_and_loaded(state_dict):
+    file = io.BytesIO()
+    torch.save(state_dict, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+class PlainSOAP:
+    """SOAP without momentum for one matrix, written for reading."""
+
+    def __init__(self, W, lr, beta, eps, frequency):
+        self.W, self.lr, self.beta, self.eps, self.frequency = W.clone(), lr, beta, eps, frequency
+        self.L, self.R = W.new_zeros(len(W), len(W)), W.new_zeros(W.shape[1], W.shape[1])
+        self.V, self.t = torch.zeros_like(W), -1
+
+    def step(self, G):
+        self.t += 1
+        if self.t > 0:
+            rotated = self.QL.T @ G @ self.QR
+            self.V = self.beta * self.V + (1 - self.beta) * rotated**2
+            corrected = self.V / (1 - self.beta**self.t)
+            self.W -= self.lr * self.QL @ (rotated / (corrected.sqrt() + self.eps)) @ self.QR.T
+        self.L = self.beta * self.L + (1 - self.beta) * G @ G.T
+        self.R = self.beta * self.R + (1 - self.beta) * G.T @ G
+        if self.t == 0:
+            self.QL, self.QR = (torch.linalg.eigh(A).eigenvectors.flip(1) for A in (self.L, self.R))
+        elif self.t % self.frequency == 0:
+            by_row = torch.argsort((self.QL.T @ self.L @ self.QL).diagonal(), descending=True)
+            by_column = torch.argsort((self.QR.T @ self.R @ self.QR).diagonal(), descending=True)
+            self.QL = torch.linalg.qr(self.L @ self.QL[:, by_row]).Q
+            self.QR = torch.linalg.qr(self.R @ self.QR[:, by_column]).Q
+            self.V = self.V[by_row][:, by_column]
+
+
+def test_without_pairs_it_is_soap_without_momentum():
+    """Of which the first gradient makes no step; ours is Adam's there."""
+    W = torch.randn(5, 4, dtype=torch.float64)
+    soap = PlainSOAP(W, lr=0.01, beta=0.9, eps=1e-8, frequency=4)
+    w = nn.Parameter(W.clone())
+    opt = quiet([w], lr=0.0, scaling=Kronecker(0.9, refresh=4), **NO_PAIRS)
+    for _ in range(40):
+        G = torch.randn(5, 4, dtype=torch.float64) + soap.W
+        soap.step(G)
+        w.grad = G.clone()
+        opt.step()
+        opt.param_groups[0]["lr"] = 0.01
+        torch.testing.assert_close(w.detach(), soap.W, rtol=1e-9, atol=1e-9)
+    assert opt.stats.stored == 0
+
+
+def test_the_first_step_is_adams():
+    w, G = nn.Parameter(torch.zeros(3, 2, dtype=torch.float64)), torch.randn(3, 2, dtype=torch.float64)
+    opt = quiet([w], lr=0.1, scaling="kronecker")
+    w.grad = G.clone()
+    opt.step()
+    torch.testing.assert_close(w.detach(), -0.1 * G.sign(), rtol=1e-6, atol=1e-6)
+
+
+def test_it_is_the_soap_that_people_use():
+    """An implementation of others, whose bases are float32: five digits."""
+    SOAP = pytest.importorskip("pytorch_optimizer").SOAP
+    start = torch.randn(4, 3, dtype=torch.float64)
+    ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
+    soap = SOAP([theirs], lr=0.01, betas=(0.0, 0.95), weight_decay=0.0, eps=1e-12)
+    opt = quiet([ours], lr=0.0, scaling=Kronecker(eps=1e-12), **NO_PAIRS)
+    for _ in range(25):
+        ours.grad = torch.randn(4, 3, dtype=torch.float64) + ours.detach()
+        theirs.grad = ours.grad.clone()
+        opt.step()
+        soap.step()
+        opt.param_groups[0]["lr"] = 0.01
+    torch.testing.assert_close(ours.detach(), theirs.detach(), rtol=1e-4, atol=1e-4)
+    assert (ours.detach() - start).norm() > 0.1
+
+
+@pytest.mark.parametrize("direction", [gram, two_loop])
+@pytest.mark.parametrize("steps", [15, 22, 23, 31])
+def test_with_pairs_h_is_dense_bfgs_on_h0(direction, steps):
+    problem = NoisyValley(18)
+    opt = with_history(Vector(problem.w0), problem, steps, lr=0.01, scaling=Kronecker(refresh=4))
+    m = opt._memory
+    H = dense_bfgs([s for s, _, _ in m.pairs], [y for _, y, _ in m.pairs], dense_kronecker(m.scaling))
+    g = torch.randn(18, dtype=torch.float64)
+    assert relative_error(direction(g.clone(), m.pairs, m.scaling, out=torch.empty_like(g)), H @ g) < 1e-9
+    assert torch.linalg.eigvalsh((H + H.T) / 2).min() > 0
+
+
+@pytest.mark.parametrize("options", [NO_PAIRS, {"curvature_test": "scale_free"}], ids=["h0", "pairs"])
+def test_rounding_does_not_move_weights_where_no_gradient_is(options):
+    """Gradients of rank two: in float32 their rotated rounding errors must not become steps."""
+    drift = []
+    for dtype in (torch.float64, torch.float32):
+        torch.manual_seed(0)
+        W, x = nn.Parameter(torch.randn(12, 9).to(dtype)), torch.randn(9, 2).to(dtype)
+        start = W.detach().clone()
+        opt = quiet([W], lr=0.01, cycle_length=3, memory_size=4, scaling=Kronecker(refresh=3), **options)
+        for _ in range(120):
+            opt.zero_grad()
+            (W @ x).square().mean().backward()
+            opt.step()
+        moved, Q = W.detach() - start, torch.linalg.qr(x).Q
+        drift.append(float((moved - moved @ Q @ Q.T).norm()))  # gradients lie in the span of x, but Adam's first step
+    assert (opt.stats.stored > 5) == (options is not NO_PAIRS)
+    assert drift[1] < 1.1 * drift[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.complex64])
+def test_state_of_narrow_and_complex_parameters_is_float32(dtype):
+    w = nn.Parameter(
+        torch.randn(4, 3, dtype=torch.complex64).to(dtype) if dtype.is_complex else torch.randn(4, 3).to(dtype)
+    )
+    opt = quiet([w], scaling="kronecker")
+    for _ in range(12):
+        w.grad = torch.randn_like(w)
+        opt.step()
+    state = opt.state[w]
+    assert state["scaling_left_basis"].dtype == torch.float32
+    assert state["scaling_right_basis"].shape == ((6, 6) if dtype.is_complex else (3, 3))
+    assert torch.view_as_real(w.detach()).isfinite().all() if dtype.is_complex else w.isfinite().all()
+
+
+def test_a_step_inside_autocast_is_not_rounded():
+    paths = []
+    for enabled in (False, True):
+        torch.manual_seed(0)
+        w = nn.Parameter(torch.randn(6, 5))
+        opt = quiet([w], lr=0.01, scaling=Kronecker(refresh=2), **NO_PAIRS)
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            for _ in range(9):
+                w.grad = torch.randn(6, 5)
+                opt.step()
+        paths.append(w.detach().clone())
+    assert torch.equal(*paths)
+
+
+def test_a_nonfinite_gradient_touches_nothing():
+    problem = NoisyValley()
+    model = Vector(problem.w0)
+    opt = with_history(model, problem, lr=0.01, scaling=Kronecker(refresh=4))
+    before = copy.deepcopy(opt.state_dict()["state"])
+    model.set_gradient(torch.full((12,), math.nan))
+    opt.step()
+    for index, entry in opt.state_dict()["state"].items():
+        for name in (name for name in entry if name.startswith("scaling_")):
+            assert torch.equal(torch.as_tensor(entry[name]), torch.as_tensor(before[index][name])), name
+    assert opt.stats.nonfinite == 1
+
+
+def test_a_rejection_may_reset_h0():
+    problem = NoisyValley()
+    model = Vector(problem.w0)
+    losses = iter([1.0] * 3 + [9.0] * 9)
+    opt = quiet(
+        model.parameters(), lr=0.01, acceptance="factor", cycle_length=3, monitor=lambda: next(losses),
+        scaling=Kronecker(refresh=2), reset_scaling_on_reject=True,
+    )  # fmt: skip
+    while not opt.stats.rejected:
+        run(opt, model, problem, range(opt.stats.steps, opt.stats.steps + 1))
+    state = opt.state[model.pieces[2]]
+    assert torch.equal(state["scaling_right_basis"], torch.eye(3, dtype=torch.float64))
+    assert not state["scaling_right_average"].any()
+    assert opt.state_dict()["state"][2]["scaling_seen"] == 0
+
+
+# ---------------------------------------------------------------------- state
+
+
+def test_matrices_are_saved_by_parameter_and_vectors_have_none():
+    problem = NoisyValley()
+    opt = with_history(Vector(problem.w0), problem, lr=0.01, scaling=Kronecker(refresh=4))
+    state = saved_and_loaded(opt.state_dict())["state"]
+    assert state[2]["scaling_left_basis"].shape == (2, 2)
+    assert state[2]["scaling_right_average"].shape == (3, 3)
+    assert not [name for name in state[1] if "basis" in name]
+    assert (state[1]["scaling_seen"], state[1]["scaling_step"], state[2]["scaling_step"]) == (23, 23, 22)
+
+
+def test_a_state_with_other_sides_is_refused_and_nothing_changes():
+    problem = NoisyValley()
+    wide = with_history(Vector(problem.w0), problem, lr=0.01, scaling=Kronecker())
+    model = Vector(problem.w0)
+    narrow = with_history(model, problem, lr=0.01, scaling=Kronecker(max_dimension=2))
+    before = copy.deepcopy(narrow.state_dict())
+    with pytest.raises(ValueError, match=r"parameter 2 .*other options.*unknown.*'scaling_right_average'"):
+        narrow.load_state_dict(wide.state_dict())
+    damaged = copy.deepcopy(before)
+    damaged["state"][2]["scaling_left_basis"] = torch.eye(3)
+    with pytest.raises(ValueError, match=r"'scaling_left_basis' of parameter 2 has shape \(3, 3\).*\(2, 2\)"):
+        narrow.load_state_dict(damaged)
+    now = narrow.state_dict()["state"][2]
+    assert all(torch.equal(now[k], v) for k, v in before["state"][2].items() if isinstance(v, torch.Tensor))
+
+
+@pytest.mark.parametrize("scaling", ["adagrad", "adam", "barzilai_borwein"])
+def test_a_state_that_was_saved_before_scalings_had_matrices_still_loads(scaling):
+    old = torch.load(OLD_STATE, weights_only=True)[scaling]
+    problem = NoisyValley()
+    model = Vector(old["weights"])
+    opt = quiet(model.parameters(), lr=0.01, cycle_length=3, memory_size=4, fisher_size=7, scaling=scaling)
+    opt.load_state_dict(old["optimizer"])
+    assert opt.stats.steps == 23
+    torch.testing.assert_close(run(opt, model, problem, range(23, 40))[-1], old["later"], rtol=1e-9, atol=1e-9)
+
+
+def test_state_size_is_known_before_the_first_step():
+    w = nn.Parameter(torch.randn(30, 20))
+    sizes = [quiet([w], scaling=s).state_size() for s in ("adam", "kronecker", Kronecker(max_dimension=25))]
+    assert sizes[1] - sizes[0] == 4 * 2 * (30**2 + 20**2)
+    assert sizes[2] - sizes[0] == 4 * 2 * 20**2
+
+
+def test_unfreezing_keeps_the_bases_of_those_that_stay():
+    a, b = nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(3, 2), requires_grad=False)
+    opt = quiet([b, a], lr=0.01, scaling=Kronecker(refresh=3))
+
+    def steps(count):
+        for _ in range(count):
+            for p in (a, b):
+                p.grad = torch.randn_like(p) if p.requires_grad else None
+            opt.step()
+
+    steps(8)
+    known = {name: opt.state[a][f"scaling_{name}"].clone() for name in ("left_basis", "right_basis")}
+    b.requires_grad_(True)
+    with pytest.warns(UserWarning, match="restarts"):
+        steps(1)
+    for name, Q in known.items():
+        assert torch.equal(opt.state[a][f"scaling_{name}"], Q)
+        assert torch.equal(opt.state[b][f"scaling_{name}"], torch.eye(len(opt.state[b][f"scaling_{name}"])))
+    numbers = opt.state_dict()["state"]
+    assert (numbers[0]["scaling_seen"], numbers[1]["scaling_seen"]) == (1, 9)
+
+
+def test_warm_start_says_why_it_cannot():
+    model = Vector(torch.ones(12))
+    model.set_gradient(torch.ones(12))
+    adam = torch.optim.Adam(model.parameters())
+    adam.step()
+    with pytest.raises(ValueError, match=r"scaling='kronecker' of combinations.*use scaling='adam'"):
+        quiet(model.parameters(), scaling="kronecker").warm_start(adam)
+
+
+def test_eps_reaches_it_by_name():
+    assert quiet([nn.Parameter(torch.ones(2))], scaling="kronecker", scaling_eps=1e-3).options.scaling.eps == 1e-3
+
+
+# ---------------------------------------------------------------------- a scaling of one's own
+
+
+class RowAdagrad(Scaling):
+    """1/√(Σ‖row‖²): one number per row, and a count that it keeps per parameter."""
+
+    number_names = ("seen",)
+    initial_value = 1e-4
+
+    def tensor_shapes(self, shape):
+        return {"rows": (shape[0], 1)} if len(shape) == 2 else {"whole": (1,)}
+
+    def reset(self):
+        super().reset()
+        self.seen = [0] * len(self.shapes)
+
+    def update(self, g):
+        for i, part in enumerate(g.split(self.sizes)):
+            (total,) = self.tensors[i].values()
+            total += part.view(len(total), -1).square().sum(1, keepdim=True).view_as(total)
+            self.seen[i] += 1
+
+    def apply(self, v, out):
+        for i, (part, target) in enumerate(zip(v.split(self.sizes), out.split(self.sizes), strict=True)):
+            (total,) = self.tensors[i].values()
+            target.view(len(total), -1).copy_(part.view(len(total), -1) * total.view(-1, 1).rsqrt())
+        return out
+
+    def numbers(self, index):
+        return {"seen": self.seen[index]}
+
+    def load_numbers(self, index, numbers):
+        self.seen[index] = int(numbers["seen"])
+
+
+@pytest.mark.parametrize("stop", [13, 14])
+def test_a_scaling_of_ones_own_is_saved_copied_and_resumed_bit_for_bit(stop):
+    problem = NoisyValley()
+    model = Vector(problem.w0)
+    opt = with_history(model, problem, stop, scaling=RowAdagrad())
+    copied_model, copied = copy.deepcopy((model, opt))
+    resumed = Vector(model.vector())
+    other = quiet(resumed.parameters(), cycle_length=3, memory_size=4, fisher_size=7, scaling=RowAdagrad())
+    other.load_state_dict(saved_and_loaded(opt.state_dict()))
+    assert opt.state_dict()["state"][2]["scaling_rows"].shape == (2, 1)
+    expected = run(opt, model, problem, range(stop, 30))
+    assert torch.equal(run(other, resumed, problem, range(stop, 30)), expected)
+    assert torch.equal(run(copied, copied_model, problem, range(stop, 30)), expected)
+
+
+def test_a_scaling_of_ones_own_does_not_age_without_gradients():
+    problem = NoisyValley()
+    model = Vector(problem.w0)
+    opt = with_history(model, problem, scaling=RowAdagrad())
+    before = opt.state[model.pieces[2]]["scaling_rows"].clone()
+    model.set_gradient(torch.ones(12))
+    model.pieces[2].grad = None
+    opt.step()
+    assert torch.equal(opt.state[model.pieces[2]]["scaling_rows"], before)
+    assert [opt.state_dict()["state"][i]["scaling_seen"] for i in range(3)] == [24, 24, 23]
+
+
+def test_mistakes_in_a_scaling_of_ones_own_are_named():
+    class Text(Adagrad):
+        vector_names = "sum"
+
+    class Twice(Adagrad):
+        def tensor_shapes(self, shape):
+            return {"sum": (2,)}
+
+    w = nn.Parameter(torch.ones(2))
+    with pytest.raises(TypeError, match="vector_names of Text must be a tuple of names"):
+        quiet([w], scaling=Text())
+    w.grad = torch.ones(2)
+    with pytest.raises(ValueError, match=r"Twice has a tensor and a vector or number of the same name: \['sum'\]"):
+        quiet([w], scaling=Twice()).step()
