@@ -26,6 +26,7 @@ from adaqn.experiments.report import write_report
 from adaqn.experiments.runner import folder_name, run_one
 from adaqn.experiments.sample import sample as draw_text
 from adaqn.experiments.storage import json_text, read_json, write_json
+from adaqn.experiments.study.command import study
 from adaqn.experiments.training import CONFIG
 
 app = typer.Typer(
@@ -149,6 +150,7 @@ def tune(
 
 
 app.command()(figure)
+app.command()(study)
 
 
 @app.command()

@@ -48,6 +48,8 @@ class RunConfig:
     """Carry the hidden state from one batch to the next, through contiguous text."""
     clip: float | None = None
     """Largest norm of the gradient."""
+    average: float | None = None
+    """Decay of an average of the weights, evaluated at the end beside the weights themselves."""
     monitor_size: int = 128
     evaluations: int = 1
     """Evaluations per epoch."""
@@ -86,6 +88,8 @@ class RunConfig:
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise UserError(f"{name} must be a positive number, got {value}")
+        if self.average is not None and not 0.0 < self.average < 1.0:
+            raise UserError(f"average must lie between 0 and 1, got {self.average}: 0.99 averages about 100 steps")
         if not (math.isfinite(self.epochs) and self.epochs > 0):
             raise UserError(f"epochs must be a positive number, got {self.epochs}")
         if self.model not in CELLS or (self.task == "mlp" and self.model not in ("tanh", "relu")):
@@ -129,13 +133,16 @@ class RunConfig:
 
     def identity(self) -> str:
         """The same for two runs exactly if their numbers must be the same."""
-        text = json.dumps(self.to_json(), sort_keys=True)
+        values = self.to_json()
+        if self.average is None:
+            del values["average"]  # runs made before there was an average are still the same runs
+        text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 _KINDS: dict[str, Any] = {
     **dict.fromkeys(("layers", "hidden", "steps", "batch_size", "length", "side", "limit", "vocabulary"), int),
-    **dict.fromkeys(("lr", "clip", "epochs"), (int, float)),
+    **dict.fromkeys(("lr", "clip", "epochs", "average"), (int, float)),
 }
 LARGEST_SEED = 2**31 - 1
 MOST_THREADS = 1024

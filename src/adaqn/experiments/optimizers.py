@@ -6,14 +6,14 @@ import importlib.util
 import inspect
 import pkgutil
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from adaqn import OLBFGS, RES, SQN, AdaQN, EmpiricalFisher, HessianProduct, Monitor, SdLBFGS
+from adaqn import OLBFGS, PRESETS, RES, SQN, AdaQN, EmpiricalFisher, HessianProduct, Monitor, SdLBFGS
 from adaqn.baselines import KFAC, SFO, HessianFree
 from adaqn.experiments.cells import from_torch
 from adaqn.experiments.config import RunConfig
@@ -76,6 +76,10 @@ def _muon(named: Any, **options: Any) -> Optimizer:
     return _rival("Muon")([group for group in groups if group["params"]], **options)
 
 
+def _preset(label: str, name: str) -> Entry:
+    return Entry(label, AdaQN, PRESETS[name].lr, {"preset": name}, monitored=True)
+
+
 CURVATURE_BATCH = 4
 """SQN's batches for the Hessian, in batches of the gradient."""
 
@@ -95,7 +99,10 @@ def _kfac(model: nn.Module, task: Task, **options: Any) -> Optimizer:
 
 
 TABLE: dict[str, Entry] = {
-    "adaqn": Entry("adaQN", AdaQN, 1e-2, monitored=True),
+    "adaqn": _preset("adaQN", "default"),
+    "adaqn-paper": _preset("adaQN (paper)", "paper"),
+    "adaqn-modern": _preset("adaQN (modern)", "modern"),
+    "adaqn-kronecker": _preset("adaQN (Kronecker)", "kronecker"),
     "sgd": Entry("SGD", torch.optim.SGD, 0.1),
     "momentum": Entry("momentum", torch.optim.SGD, 0.1, {"momentum": 0.9}),
     "nag": Entry("NAG", torch.optim.SGD, 0.1, {"momentum": 0.9, "nesterov": True}),
@@ -147,9 +154,26 @@ def make_optimizer(name: str, lr: float | None, options: dict[str, Any], model: 
 
 
 def resolved(config: RunConfig) -> RunConfig:
-    """Complete, with the step size that will be used: two ways to ask for the same run are the same run."""
+    """Complete, with the step size that will be used: two ways to ask for the same run are the same run.
+
+    A preset is written out, for its numbers may change from one version to the next.
+    """
     complete = config.complete()
-    return replace(complete, lr=entry(complete.optimizer).lr) if complete.lr is None else complete
+    usual = usual_options(complete.optimizer, complete.options)
+    lr = usual.pop("lr", entry(complete.optimizer).lr)
+    given = {name: value for name, value in complete.options.items() if name != "preset" or not usual}
+    return replace(complete, lr=lr if complete.lr is None else complete.lr, options={**usual, **given})
+
+
+def usual_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """What the preset of an adaQN says, its step size too; nothing for other optimizers."""
+    chosen = entry(name)
+    if chosen.make is not AdaQN:
+        return {}
+    preset = options.get("preset", chosen.defaults["preset"])
+    if preset not in PRESETS:
+        raise UserError(f"no preset called {preset!r}: give one of {', '.join(PRESETS)}")
+    return asdict(PRESETS[preset])
 
 
 def known_classes(name: str) -> list[type]:

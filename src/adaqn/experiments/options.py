@@ -53,6 +53,10 @@ RUN_OPTIONS: dict[str, tuple[Any, Any]] = {
         False,
     ),
     "clip": (Annotated[float | None, _option("Largest norm of the gradient.")], None),
+    "average": (
+        Annotated[float | None, _option("Evaluate an average of the weights too, at the end; this is its decay.")],
+        None,
+    ),
     "monitor_size": (Annotated[int, _option("Training examples in the monitoring set.")], 128),
     "evaluations": (Annotated[int, _option("Evaluations per epoch.")], 1),
     "threads": (Annotated[int, _option("Threads of each run.", panel=_MACHINE)], 1),

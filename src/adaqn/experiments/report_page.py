@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from adaqn.experiments.config import RunConfig
-from adaqn.experiments.optimizers import TABLE
+from adaqn.experiments.optimizers import TABLE, usual_options
 from adaqn.experiments.plots import colour
 from adaqn.experiments.runner import Finished
 
@@ -163,7 +163,10 @@ def command(config: RunConfig, seeds: Sequence[int]) -> str:
             words += [f"--{name}", getattr(config, name)]
     words += ["--optimizer", config.optimizer]
     words += [] if config.lr is None else ["--lr", repr(config.lr)]
+    usual_values = usual_options(config.optimizer, config.options)
     for name, value in sorted(config.options.items()):
+        if name in usual_values and usual_values[name] == value:
+            continue  # what its preset says
         words += ["--option", f"{name}={option_text(value)}"]
     usual = RunConfig(config.task, model=config.model).complete()
     for name in (f.name for f in fields(RunConfig) if f.name not in NAMED):

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import adaqn
 from adaqn.experiments.config import RunConfig
@@ -77,6 +78,9 @@ class Run:
         self.pairs_sum = 0
         self.summed = 0
         self.metrics: list[dict[str, Any]] = []
+        self.average: AveragedModel | None = None
+        if self.config.average is not None:
+            self.average = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(self.config.average))  # type: ignore[no-untyped-call]
 
     # ------------------------------------------------------------------ training
 
@@ -163,6 +167,8 @@ class Run:
             self.pairs_sum += self.optimizer.stats.pairs  # type: ignore[attr-defined]
         self.summed += 1
         self.seconds += time.perf_counter() - start
+        if self.average is not None:
+            self.average.update_parameters(self.model)
 
     def _mean_loss(self) -> float | None:
         return float(self.loss_sum) / self.summed if self.summed else None
@@ -179,6 +185,9 @@ class Run:
         for split in ("valid", "test"):
             for name, value in self.task.evaluate(self.model, split).items():
                 record[f"{split}_{name}"] = value
+            if self.average is not None and self.step == self.total:
+                for name, value in self.task.evaluate(self.average.module, split).items():
+                    record[f"average_{split}_{name}"] = value
         stats = getattr(self.optimizer, "stats", None)
         if stats is not None:
             record |= {"optimizer_steps" if name == "steps" else name: value for name, value in asdict(stats).items()}
@@ -245,6 +254,7 @@ class Run:
             "seconds": self.seconds,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
+            "average": None if self.average is None else self.average.state_dict(),
             "hidden": self.hidden,
             "loss_sum": self.loss_sum,
             "pairs_sum": self.pairs_sum,
@@ -269,6 +279,8 @@ class Run:
                     )
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
+            if self.average is not None:
+                self.average.load_state_dict(state["average"])
             for name in ("step", "seconds", "hidden", "loss_sum", "pairs_sum", "summed"):
                 setattr(self, name, state[name])
             torch.set_rng_state(state["random"])

@@ -33,11 +33,13 @@ Curves = dict[str, RunConfig]
 """What is tuned, by name: each an optimizer, perhaps with options of its own."""
 
 # What the paper tunes beside the step size, as choices by number: Optuna stores numbers best.
+_CYCLE_LENGTHS = [{"cycle_length": length} for length in (2, 5, 10, 20)]
 SECOND: dict[str, list[dict[str, Any]]] = {
-    "adaqn": [{"cycle_length": length} for length in (2, 5, 10, 20)],
+    "adaqn": _CYCLE_LENGTHS,
+    "adaqn-paper": _CYCLE_LENGTHS,
     "adam": [{"betas": list(betas)} for betas in itertools.product((0.9, 0.95), (0.99, 0.999))],
 }
-USUAL = {"adaqn": 1, "adam": 1}
+USUAL = {"adaqn": 1, "adaqn-paper": 1, "adam": 1}
 """The choice that is the method's own default: L = 5, betas = (0.9, 0.999)."""
 DECADES = 1.0
 """The grid of step sizes reaches this far above and below the optimizer's own default."""

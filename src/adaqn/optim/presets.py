@@ -42,9 +42,12 @@ MODERN = Preset(
     acceptance="paired",
     reject_window=10,
 )
+KRONECKER = replace(MODERN, scaling="kronecker")
 DEFAULT = PAPER
 
-PRESETS: Mapping[str, Preset] = MappingProxyType({"default": DEFAULT, "paper": PAPER, "modern": MODERN})
+PRESETS: Mapping[str, Preset] = MappingProxyType(
+    {"default": DEFAULT, "paper": PAPER, "modern": MODERN, "kronecker": KRONECKER}
+)
 """Every preset by its name; ``"default"`` is one of the others."""
 
 

@@ -10,6 +10,7 @@ from adaqn.experiments.errors import UserError
 
 SCALES = ("quick", "paper")
 RIVALS = ("adaqn", "adagrad", "adam")
+AS_PRINTED = "adaqn-paper"
 
 
 @dataclass(frozen=True)
@@ -52,21 +53,24 @@ class FigureSpec:
 
 
 PLAIN = {
-    "adaqn": Variant("adaqn", "adaqn", "adaQN"),
+    "adaqn": Variant("adaqn", AS_PRINTED, "adaQN"),
     "adagrad": Variant("adagrad", "adagrad", "Adagrad"),
     "adam": Variant("adam", "adam", "Adam"),
 }
 # The claims of the paper's sections 3.2 to 3.4, one change each.
 ABLATION = (
-    Variant("adaqn", "adaqn", "as in the paper"),
-    Variant("barzilai-borwein", "adaqn", "Barzilai-Borwein H0", (("scaling", "barzilai_borwein"),)),
-    Variant("empirical-fisher", "adaqn", "empirical Fisher", (("curvature", "empirical_fisher"),)),
-    Variant("moving-anchor", "adaqn", "anchor moves on a skip", (("anchor_patience", 1),)),
-    Variant("no-rejection", "adaqn", "without rejection", (("acceptance", "none"),)),
+    Variant("adaqn", AS_PRINTED, "as in the paper"),
+    Variant("barzilai-borwein", AS_PRINTED, "Barzilai-Borwein H0", (("scaling", "barzilai_borwein"),)),
+    Variant("empirical-fisher", AS_PRINTED, "empirical Fisher", (("curvature", "empirical_fisher"),)),
+    Variant("moving-anchor", AS_PRINTED, "anchor moves on a skip", (("anchor_patience", 1),)),
+    Variant("no-rejection", AS_PRINTED, "without rejection", (("acceptance", "none"),)),
 )
 CYCLE_LENGTHS = (2, 5, 10, 20)
 SENSITIVITY = (
-    *(Variant(f"L={length}", "adaqn", f"adaQN, L = {length}", (("cycle_length", length),)) for length in CYCLE_LENGTHS),
+    *(
+        Variant(f"L={length}", AS_PRINTED, f"adaQN, L = {length}", (("cycle_length", length),))
+        for length in CYCLE_LENGTHS
+    ),
     PLAIN["adagrad"],
     PLAIN["adam"],
 )

@@ -1,0 +1,70 @@
+"""The cells of the study, from the file that fixes their steps, and the optimizers that run on them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from adaqn.experiments.config import RunConfig
+from adaqn.experiments.errors import UserError
+from adaqn.experiments.optimizers import entry
+
+FILE = Path(__file__).with_name("cells.json")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A task, a model and a number of steps, the same for every method."""
+
+    name: str
+    title: str
+    core: bool
+    base: RunConfig
+    methods: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All cells, and the budget of every method on each."""
+
+    cells: tuple[Cell, ...]
+    seeds: int
+    points: int
+    """Step sizes tried on seed 0; the best of them is then run with the other seeds."""
+
+
+@lru_cache(maxsize=1)
+def whole_study(path: Path = FILE) -> Plan:
+    """What the file says."""
+    said = json.loads(path.read_text(encoding="utf-8"))
+    cells = []
+    for kind in ("core", "further"):
+        methods = tuple(said[f"{kind}_methods"])
+        for name, values in said[kind].items():
+            given: dict[str, Any] = {key: value for key, value in values.items() if key != "title"}
+            base = RunConfig(**given, average=said["average"]).complete()
+            cells.append(Cell(name, values["title"], kind == "core", base, methods))
+    return Plan(tuple(cells), said["seeds"], said["points"])
+
+
+def chosen(plan: Plan, cells: Sequence[str], methods: Sequence[str]) -> Plan:
+    """Only these cells, with only these methods; none given is all, and a method may be one that no cell names."""
+    names = [cell.name for cell in plan.cells]
+    for name in cells:
+        if name not in names:
+            raise UserError(f"no cell called {name!r}: give one of {', '.join(names)}")
+    for method in methods:
+        entry(method)
+    kept = [cell for cell in plan.cells if not cells or cell.name in cells]
+    if methods:
+        asked = tuple(dict.fromkeys(methods))
+        kept = [replace(cell, methods=asked if cells else _named(cell, asked)) for cell in kept]
+    return replace(plan, cells=tuple(kept))
+
+
+def _named(cell: Cell, asked: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(method for method in asked if method in cell.methods)

@@ -1,0 +1,155 @@
+"""``docs/results.md``: what the study found, as tables and figures, losses included."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from adaqn.experiments import plots
+from adaqn.experiments.config import RunConfig
+from adaqn.experiments.report_page import command
+from adaqn.experiments.storage import write_atomically
+from adaqn.experiments.study.cells import Plan
+from adaqn.experiments.study.driver import rows
+from adaqn.experiments.study.results import Row
+from adaqn.experiments.study.summary import YARDSTICK, Line, mean_trace
+
+BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
+STYLES = {"adaqn-paper": ":", "adaqn-modern": "--"}
+
+
+def write_page(found: dict[str, list[Line]], plan: Plan, folder: Path, page: Path) -> list[Path]:
+    """Tables between two marks of the page, whatever people wrote around them stays; figures beside it."""
+    pictures = page.parent / "results"
+    pictures.mkdir(parents=True, exist_ok=True)
+    written = [page]
+    by_name = {(row.cell.name, row.method): row for row in rows(plan, folder)}
+    parts = [overview(found)]
+    for name, of_cell in found.items():
+        stem = pictures / name
+        written += draw(of_cell, by_name, plan.seeds, stem)
+        parts.append(section(of_cell, by_name, stem.with_suffix(".svg").relative_to(page.parent)))
+    text = page.read_text(encoding="utf-8") if page.exists() else f"# Results\n\n{BEGIN}\n{END}\n"
+    before, _, rest = text.partition(BEGIN)
+    after = rest.partition(END)[2]
+    whole = f"{before}{BEGIN}\n\n" + "\n\n".join(parts) + f"\n\n{END}{after}"
+    write_atomically(page, whole.encode())
+    return written
+
+
+def overview(found: dict[str, list[Line]]) -> str:
+    """One row per cell: the headline numbers of adaQN's presets, Adam and SOAP."""
+    methods = ("adam", "soap", "adaqn-paper", "adaqn-modern", "adaqn-kronecker")
+    head = ["cell", *(f"{_label(found, m)}" for m in methods), "best of all", "time to Adam's end, Kronecker / Adam"]
+    table = [head, ["---"] * len(head)]
+    for of_cell in found.values():
+        by_method = {line.method: line for line in of_cell}
+        cells = [of_cell[0].cell.title]
+        cells += [_loss(by_method[m].test, m == of_cell[0].method) if m in by_method else "–" for m in methods]
+        cells += [of_cell[0].label, _ratio(by_method.get("adaqn-kronecker"), by_method.get(YARDSTICK))]
+        table.append(cells)
+    return "### All cells: test loss at the end, mean of three seeds\n\n" + _markdown(table)
+
+
+def section(of_cell: list[Line], by_name: dict[tuple[str, str], Row], picture: Path) -> str:
+    first = of_cell[0]
+    head = [
+        "method", "lr", "test loss", "lowest to highest", "averaged weights", "untuned", "ms a step",
+        "steps to Adam's end", "seconds to Adam's end", "stored / skipped / rejected",
+    ]  # fmt: skip
+    if first.accuracy:
+        head.insert(4, "accuracy")
+    table = [head, ["---"] * len(head)]
+    for line in of_cell:
+        cells = [
+            line.label, f"{line.lr:g}", _loss(line.test, line is first), f"{min(line.test):.3f} to {max(line.test):.3f}",
+            _loss(line.averaged), _loss(line.untuned),
+            "–" if line.milliseconds is None else f"{line.milliseconds:.1f}",
+            "–" if line.steps_to_adam is None else f"{line.steps_to_adam:.0f}",
+            "–" if line.seconds_to_adam is None else f"{line.seconds_to_adam:.1f}",
+            "–" if line.cycles is None else " / ".join(map(str, line.cycles)),
+        ]  # fmt: skip
+        if first.accuracy:
+            cells.insert(4, f"{100 * sum(line.accuracy) / len(line.accuracy):.1f} %" if line.accuracy else "–")
+        table.append(cells)
+    best = by_name[(first.cell.name, first.method)]
+    repeat = f"adaqn study --cell {first.cell.name} --method {first.method} --results again"
+    return (
+        f"### {first.cell.title}\n\n{first.steps} steps, {first.unit}; {len(of_cell)} methods.\n\n"
+        f"![{first.cell.title}]({picture})\n\n{_markdown(table)}\n\n"
+        f"A row again: `{repeat}`. Its runs: `{command(_best(best), range(first.seeds))}`"
+    )
+
+
+def draw(of_cell: list[Line], by_name: dict[tuple[str, str], Row], seeds: int, stem: Path) -> list[Path]:
+    """Mean test loss by step and by time, with the range over the seeds."""
+    timed = all(line.milliseconds is not None for line in of_cell)
+    figure, axes = plt.subplots(1, 2 if timed else 1, figsize=(11 if timed else 6, 4.2), sharey=True, squeeze=False)
+    lowest = min(line.mean for line in of_cell)
+    for line in of_cell:
+        row = by_name[(line.cell.name, line.method)]
+        runs = row.at(line.lr, seeds)
+        steps, mean = map(np.array, zip(*mean_trace(runs), strict=True))
+        values = np.array([run["trace"]["test_loss"] for run in runs], dtype=float)
+        for ax, factor in zip(axes[0], (1.0, (line.milliseconds or 0.0) / 1e3), strict=False):
+            ax.plot(
+                steps * factor, mean, STYLES.get(line.method, "-"), color=plots.colour(line.method), linewidth=1.6,
+                label=f"{line.label}  {line.mean:.3f}",
+            )  # fmt: skip
+            ax.fill_between(
+                steps * factor, values.min(0), values.max(0), color=plots.colour(line.method), alpha=0.12, linewidth=0
+            )
+    start = max(float(line.get_ydata()[0]) for line in axes[0][0].get_lines())
+    if math.isfinite(start) and start > lowest:
+        axes[0][0].set_ylim(lowest - 0.04 * (start - lowest), lowest + 0.6 * (start - lowest))
+    axes[0][0].set_xlabel("step")
+    axes[0][0].set_ylabel(f"test loss ({of_cell[0].unit})")
+    axes[0][0].set_title(of_cell[0].cell.title, loc="left", fontsize=10)
+    if timed:
+        axes[0][1].set_xlabel("seconds of training, one thread")
+    for ax in axes[0]:
+        plots.plain(ax)
+    if timed:
+        axes[0][1].get_legend().remove()
+    return plots.save(figure, stem)
+
+
+def as_json_rows(found: dict[str, list[Line]]) -> list[dict[str, Any]]:
+    """For other programs."""
+    kept = ("method", "lr", "seeds", "test", "averaged", "untuned", "milliseconds", "steps_to_adam", "seconds_to_adam")
+    return [
+        {"cell": name, **{key: getattr(line, key) for key in kept}}
+        for name, of_cell in found.items()
+        for line in of_cell
+    ]
+
+
+def _best(row: Row) -> RunConfig:
+    return replace(row.base, lr=row.best_lr())
+
+
+def _label(found: dict[str, list[Line]], method: str) -> str:
+    return next((line.label for of_cell in found.values() for line in of_cell if line.method == method), method)
+
+
+def _loss(values: list[float], bold: bool = False) -> str:
+    if not values:
+        return "–"
+    mean = sum(values) / len(values)
+    text = f"{mean:.3f}" if math.isfinite(mean) else "diverged"
+    return f"**{text}**" if bold else text
+
+
+def _ratio(ours: Line | None, adam: Line | None) -> str:
+    if ours is None or adam is None or ours.seconds_to_adam is None or not adam.seconds_to_adam:
+        return "–"
+    return f"{ours.seconds_to_adam / adam.seconds_to_adam:.2f}"
+
+
+def _markdown(table: list[list[str]]) -> str:
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in table)

@@ -1,0 +1,123 @@
+"""What the study says: one line per method and cell, compared with tuned Adam."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from adaqn.experiments.optimizers import entry
+from adaqn.experiments.study.cells import Cell, Plan
+from adaqn.experiments.study.results import Row, number
+from adaqn.experiments.study.timing import known_times
+
+YARDSTICK = "adam"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One method on one cell; ``None`` is not known yet, or never reached."""
+
+    cell: Cell
+    method: str
+    label: str
+    lr: float | None
+    seeds: int
+    test: list[float]
+    """At the end, one per seed, at the best step size."""
+    averaged: list[float]
+    """Of the averaged weights."""
+    accuracy: list[float]
+    untuned: list[float]
+    """At the method's own default step size."""
+    milliseconds: float | None
+    steps_to_adam: float | None
+    """Steps until the mean test loss is that of tuned Adam at its end."""
+    steps: int
+    unit: str
+    cycles: tuple[int, int, int] | None
+    """Stored, skipped, rejected, over all seeds."""
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.test)
+
+    @property
+    def seconds_to_adam(self) -> float | None:
+        if self.steps_to_adam is None or self.milliseconds is None:
+            return None
+        return self.steps_to_adam * self.milliseconds / 1e3
+
+
+def lines(plan: Plan, folder: Path) -> dict[str, list[Line]]:
+    """Cell → its finished methods, best first."""
+    found: dict[str, list[Line]] = {}
+    for cell in plan.cells:
+        times = known_times(cell, folder)
+        goal = _goal(cell, folder, plan.seeds)
+        of_cell = [_line(Row(cell, method, folder), plan.seeds, times.get(method), goal) for method in cell.methods]
+        whole = [line for line in of_cell if line is not None]
+        if whole:
+            found[cell.name] = sorted(whole, key=lambda line: (line.mean, line.method))
+    return found
+
+
+def _goal(cell: Cell, folder: Path, seeds: int) -> float | None:
+    row = Row(cell, YARDSTICK, folder)
+    runs = row.at(row.best_lr(), seeds)
+    return statistics.fmean(number(run["end"]["test_loss"]) for run in runs) if runs else None
+
+
+def _line(row: Row, seeds: int, milliseconds: float | None, goal: float | None) -> Line | None:
+    lr = row.best_lr()
+    runs = row.at(lr, seeds)
+    if not runs:
+        return None
+    ends = [run["end"] for run in runs]
+    cycles = None
+    if "stored" in ends[0]:
+        stored, skipped, rejected = (sum(end[name] for end in ends) for name in ("stored", "skipped", "rejected"))
+        cycles = (stored, skipped, rejected)
+    return Line(
+        cell=row.cell,
+        method=row.method,
+        label=entry(row.method).label,
+        lr=lr,
+        seeds=len(runs),
+        test=[number(end["test_loss"]) for end in ends],
+        averaged=[number(end.get("average_test_loss")) for end in ends],
+        accuracy=[end["test_accuracy"] for end in ends if "test_accuracy" in end],
+        untuned=[number(run["end"]["test_loss"]) for run in row.at(row.default, seeds)],
+        milliseconds=milliseconds,
+        steps_to_adam=None if goal is None else first_reached(mean_trace(runs), goal),
+        steps=runs[0]["trace"]["step"][-1],
+        unit=runs[0]["unit"],
+        cycles=cycles,
+    )
+
+
+def mean_trace(runs: list[dict[str, Any]], key: str = "test_loss") -> list[tuple[float, float]]:
+    """(step, mean over the seeds) of every evaluation."""
+    steps = runs[0]["trace"]["step"]
+    columns = zip(*(run["trace"][key] for run in runs), strict=True)
+    return [(step, statistics.fmean(map(number, values))) for step, values in zip(steps, columns, strict=True)]
+
+
+def first_reached(trace: list[tuple[float, float]], goal: float) -> float | None:
+    """The step at which the curve first comes down to the goal, between two evaluations on a straight line.
+
+    >>> first_reached([(0, 4.0), (100, 2.0), (200, 1.0)], 1.5)
+    150.0
+    >>> first_reached([(0, 4.0), (100, 2.0)], 1.5) is None
+    True
+    """
+    before: tuple[float, float] | None = None
+    for step, loss in trace:
+        if loss <= goal:
+            if before is None or before[1] == float("inf"):
+                return float(step)
+            share = (before[1] - goal) / (before[1] - loss)
+            return before[0] + share * (step - before[0])
+        before = (step, loss)
+    return None
