@@ -67,8 +67,8 @@ def section(of_cell: list[Line], by_name: dict[tuple[str, str], Row], picture: P
     table = [head, ["---"] * len(head)]
     for line in of_cell:
         cells = [
-            line.label, f"{line.lr:g}", _loss(line.test, line is first), f"{min(line.test):.3f} to {max(line.test):.3f}",
-            _loss(line.averaged), _loss(line.untuned),
+            line.label, f"{line.lr:g}", _loss(line.test, line is first),
+            f"{min(line.test):.3f} to {max(line.test):.3f}", _loss(line.averaged), _loss(line.untuned),
             "–" if line.milliseconds is None else f"{line.milliseconds:.1f}",
             "–" if line.steps_to_adam is None else f"{line.steps_to_adam:.0f}",
             "–" if line.seconds_to_adam is None else f"{line.seconds_to_adam:.1f}",
