@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from adaqn.experiments.config import RunConfig
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.optimizers import entry
+from adaqn.experiments.storage import read_json
 
 FILE = Path(__file__).with_name("cells.json")
 
@@ -37,18 +36,28 @@ class Plan:
     """Step sizes tried on seed 0; the best of them is then run with the other seeds."""
 
 
-@lru_cache(maxsize=1)
 def whole_study(path: Path = FILE) -> Plan:
     """What the file says."""
-    said = json.loads(path.read_text(encoding="utf-8"))
-    cells = []
-    for kind in ("core", "further"):
-        methods = tuple(said[f"{kind}_methods"])
-        for name, values in said[kind].items():
-            given: dict[str, Any] = {key: value for key, value in values.items() if key != "title"}
-            base = RunConfig(**given, average=said["average"]).complete()
-            cells.append(Cell(name, values["title"], kind == "core", base, methods))
-    return Plan(tuple(cells), said["seeds"], said["points"])
+    said = read_json(path)
+    try:
+        cells = [
+            _cell(name, values, kind == "core", said["average"], tuple(said[f"{kind}_methods"]))
+            for kind in ("core", "further")
+            for name, values in said[kind].items()
+        ]
+        plan = Plan(tuple(cells), int(said["seeds"]), int(said["points"]))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{path} is no file of cells ({type(error).__name__}: {error})") from error
+    if plan.seeds < 1 or plan.points < 1:
+        raise UserError(f"{path}: seeds and points must be at least 1, got {plan.seeds} and {plan.points}")
+    return plan
+
+
+def _cell(name: str, values: dict[str, Any], core: bool, average: float, methods: tuple[str, ...]) -> Cell:
+    given = {key: value for key, value in values.items() if key != "title"}
+    for method in methods:
+        entry(method)
+    return Cell(name, values["title"], core, RunConfig.from_json({**given, "average": average}).complete(), methods)
 
 
 def chosen(plan: Plan, cells: Sequence[str], methods: Sequence[str]) -> Plan:

@@ -16,7 +16,7 @@ from adaqn.experiments.options import AsJson, DataDir, Workers
 from adaqn.experiments.runner import RunListener
 from adaqn.experiments.storage import json_text
 from adaqn.experiments.study import timing
-from adaqn.experiments.study.cells import chosen, whole_study
+from adaqn.experiments.study.cells import FILE, chosen, whole_study
 from adaqn.experiments.study.driver import run_study
 from adaqn.experiments.study.hours import Cost, costs
 from adaqn.experiments.study.page import as_json_rows, write_page
@@ -29,6 +29,7 @@ def study(
     results: Annotated[Path, typer.Option(help="Where the small files with results are kept.")] = Path(
         "experiments/study"
     ),
+    cells: Annotated[Path, typer.Option(help="The file that fixes the cells, by default adaqn's own.")] = FILE,
     only_plan: Annotated[bool, typer.Option("--plan", help="Say what is missing and the hours, and stop.")] = False,
     time: Annotated[
         bool, typer.Option("--time", help="Time a step of every method, side by side; runs nothing else.")
@@ -44,7 +45,7 @@ def study(
     """Every optimizer on every cell: five step sizes each on seed 0, then three seeds at the best on validation."""
     if workers < 1:
         raise UserError(f"workers must be at least 1, got {workers}")
-    plan = chosen(whole_study(), cell or [], method or [])
+    plan = chosen(whole_study(cells), cell or [], method or [])
     console = Console(quiet=as_json)
     if time:
         for c in plan.cells:

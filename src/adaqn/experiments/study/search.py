@@ -40,13 +40,12 @@ def due(losses: Mapping[int, float], budget: int) -> list[int]:
         return [best - STRIDE]
     if best == tried[-1]:
         return [best + STRIDE]
-    between = [rung for rung in (best - 1, best + 1) if rung not in losses]
-    below, above = max(r for r in tried if r < best), min(r for r in tried if r > best)
-    if len(between) > left:  # towards the better neighbour
-        between = [best - 1 if _rank(losses[below]) <= _rank(losses[above]) else best + 1]
-    if not between:  # a finer rung does not exist: the next one outwards on the better side
-        between = [below - STRIDE if _rank(losses[below]) <= _rank(losses[above]) else above + STRIDE]
-    return [rung for rung in between if rung not in losses][:left]
+    below, above = max(rung for rung in tried if rung < best), min(rung for rung in tried if rung > best)
+    downwards = _rank(losses[below]) <= _rank(losses[above])  # towards the better neighbour first
+    nearest = [best + sign * d for d in range(1, budget + 2) for sign in ((-1, 1) if downwards else (1, -1))]
+    untried = [rung for rung in nearest if rung not in losses]
+    between = [rung for rung in untried if abs(rung - best) == 1]
+    return sorted(between[:left]) or untried[:1]
 
 
 def best_rung(losses: Mapping[int, float]) -> int:

@@ -1,0 +1,179 @@
+"""The study: the search for step sizes, files that grow run by run, and the command with its page."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from adaqn.experiments.commands import app
+from adaqn.experiments.errors import UserError
+from adaqn.experiments.study.cells import chosen, whole_study
+from adaqn.experiments.study.results import Row
+from adaqn.experiments.study.search import best_rung, due, step_size
+from adaqn.experiments.study.summary import first_reached, lines
+
+SMALL: dict[str, Any] = {
+    "seeds": 2,
+    "points": 3,
+    "average": 0.9,
+    "core_methods": ["adam", "adaqn-modern"],
+    "further_methods": ["adam"],
+    "core": {
+        "tiny": {
+            "title": "digits", "task": "mlp", "data": "embedded", "hidden": 4, "layers": 1, "limit": 128, "steps": 12,
+            "evaluations": 1,
+        }
+    },
+    "further": {
+        "sum": {
+            "title": "sums", "task": "addition", "hidden": 4, "length": 4, "limit": 128, "steps": 8, "evaluations": 1,
+        }
+    },
+}  # fmt: skip
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    path = tmp_path / "cells.json"
+    path.write_text(json.dumps(SMALL))
+    return path
+
+
+def adaqn(*words: str | Path) -> str:
+    result = CliRunner().invoke(app, ["study", *map(str, words)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def losses_by(function: Any, budget: int) -> dict[int, float]:
+    known: dict[int, float] = {}
+    while rungs := due(known, budget):
+        assert not set(rungs) & set(known), "a step size was tried twice"
+        known |= {rung: function(rung) for rung in rungs}
+    return known
+
+
+@given(st.integers(-40, 40), st.integers(1, 12))
+def test_every_method_gets_the_same_number_of_step_sizes(lowest: int, budget: int) -> None:
+    known = losses_by(lambda rung: abs(rung - lowest), budget)
+    assert len(known) == budget
+    assert 0 in known, "the default step size is always among them"
+
+
+@given(st.integers(-4, 4))
+def test_five_step_sizes_find_a_minimum_within_a_decade_of_the_default(lowest: int) -> None:
+    known = losses_by(lambda rung: abs(rung - lowest), 5)
+    assert abs(best_rung(known) - lowest) <= 1
+
+
+@given(st.lists(st.sampled_from([1.0, 2.0, math.nan, math.inf]), min_size=12, max_size=12))
+def test_losses_that_are_not_finite_never_win_and_never_stop_the_search(values: list[float]) -> None:
+    found = iter(values)
+    known = losses_by(lambda _: next(found), 8)
+    assert len(known) == 8
+    if any(math.isfinite(loss) for loss in known.values()):
+        assert math.isfinite(known[best_rung(known)])
+
+
+def test_the_file_fixes_the_cells_that_were_promised() -> None:
+    plan = whole_study()
+    core = [cell for cell in plan.cells if cell.core]
+    assert [cell.base.task for cell in core].count("char-lm") == 5
+    assert len(core) == 7
+    assert all(cell.base.steps for cell in plan.cells), "steps are fixed, not epochs"
+    assert {"adamw", "adagrad", "rmsprop", "nag", "muon", "shampoo"} <= set(core[0].methods)
+    assert len(plan.cells) == 12
+    assert (plan.seeds, plan.points) == (3, 5)
+
+
+def test_the_whole_of_a_study(small: Path, tmp_path: Path) -> None:
+    results, out, page = tmp_path / "results", tmp_path / "out", tmp_path / "docs" / "results.md"
+    page.parent.mkdir()
+    planned = adaqn("--cells", small, "--results", results, "--plan")
+    assert re.search(r"[0-9.]+ hours of one run at a time", planned)
+    assert not results.exists(), "--plan runs nothing"
+
+    places = ("--cells", small, "--results", results, "--out", out, "--workers", "2")
+    adaqn(*places)
+    plan = whole_study(small)
+    for cell in plan.cells:
+        for method in cell.methods:
+            row = Row(cell, method, results)
+            assert row.finished(plan.points, plan.seeds)
+            assert len(row.tried()) == plan.points
+            best = min(row.tried().values())
+            assert row.find(row.best_lr() or 0.0, 0)["end"]["valid_loss"] == best  # type: ignore[index]
+            assert "average_test_loss" in row.runs[0]["end"]
+    assert "hours" in adaqn(*places)  # nothing is left, nothing is run again
+
+    adaqn("--cells", small, "--results", results, "--time")
+    page.write_text("# Results\n\nbefore\n\n<!-- tables: begin -->\nold\n<!-- tables: end -->\n\nafter\n")
+    adaqn("--cells", small, "--results", results, "--page", page)
+    text = page.read_text()
+    assert "old" not in text
+    assert text.index("before") < text.index("### digits") < text.index("### sums") < text.index("after")
+    for picture in re.findall(r"!\[.*?\]\((.*?)\)", text):
+        assert (page.parent / picture).stat().st_size > 1000
+    found = lines(plan, results)
+    adam = next(line for line in found["tiny"] if line.method == "adam")
+    assert adam.seconds_to_adam is not None
+    assert adam.steps_to_adam is not None
+    assert adam.steps_to_adam <= adam.steps
+
+
+def test_a_row_goes_on_where_another_machine_stopped(small: Path, tmp_path: Path) -> None:
+    """Only the small files travel: the runs they know are not made again."""
+    results = tmp_path / "results"
+    cell = ("--cells", small, "--results", results, "--cell", "sum")
+    adaqn(*cell, "--out", tmp_path / "one", "--workers", "1")
+    path = results / "sum" / "adam.json"
+    said = json.loads(path.read_text())
+    gone = said["runs"].pop()
+    path.write_text(json.dumps(said))
+    adaqn(*cell, "--out", tmp_path / "two", "--workers", "1")
+    made = list((tmp_path / "two" / "runs").iterdir())
+    assert len(made) == 1
+    again = json.loads(path.read_text())["runs"]
+    same = next(run for run in again if (run["lr"], run["seed"]) == (gone["lr"], gone["seed"]))
+    assert same["trace"]["test_loss"] == gone["trace"]["test_loss"]
+
+
+def test_results_of_other_settings_are_named_and_left_alone(small: Path, tmp_path: Path) -> None:
+    plan = whole_study(small)
+    path = tmp_path / "tiny" / "adam.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps({**Row(plan.cells[0], "adam", tmp_path).settings(), "default_lr": 1.0, "runs": []}))
+    with pytest.raises(UserError, match=r"default_lr.*delete"):
+        Row(plan.cells[0], "adam", tmp_path)
+    path.write_text("[]")
+    with pytest.raises(UserError, match="left in place"):
+        Row(plan.cells[0], "adam", tmp_path)
+    assert path.read_text() == "[]"
+
+
+def test_what_is_not_there_is_named(small: Path) -> None:
+    with pytest.raises(UserError, match=r"no cell called 'huge'.*tiny"):
+        chosen(whole_study(small), ["huge"], [])
+    with pytest.raises(UserError, match="no optimizer called 'adma'"):
+        chosen(whole_study(small), [], ["adma"])
+    small.write_text("{}")
+    with pytest.raises(UserError, match="no file of cells"):
+        whole_study(small)
+
+
+def test_steps_to_a_loss_lie_on_the_line_between_two_evaluations() -> None:
+    assert first_reached([(0, math.inf), (10, 1.0)], 2.0) == 10.0
+    assert first_reached([(0, 3.0), (10, 1.0)], 2.0) == 5.0
+    assert first_reached([(0, 3.0), (10, 2.5)], 2.0) is None
+
+
+def test_step_sizes_are_three_digits() -> None:
+    assert [step_size(3e-3, rung) for rung in (-1, 0, 1)] == [0.00169, 0.003, 0.00533]
