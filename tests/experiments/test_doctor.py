@@ -21,8 +21,8 @@ def test_memory_is_what_the_optimizer_announces(monkeypatch):
     found = doctor.examine(f"{__name__}:small", threads=1)
     assert found["model"]["parameters"] == 630
     settings = found["model"]["settings"]
-    assert settings["the paper's defaults"]["bytes"] == AdaQN(small().parameters()).state_size()
-    assert settings["3 pairs, 50 gradients"]["bytes"] < settings["the paper's defaults"]["bytes"]
+    assert settings["paper"]["bytes"] == AdaQN(small().parameters(), preset="paper").state_size()
+    assert settings["modern"]["bytes"] < settings["paper"]["bytes"]
     assert all(cost["seconds_per_step"] > 0 for cost in settings.values())
     assert found["packages"]["torch"]
 

@@ -14,10 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from adaqn import PRESETS
 from adaqn.experiments.commands import app
 from adaqn.experiments.config import RunConfig
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.optimizers import TABLE
+from adaqn.experiments.optimizers import TABLE, resolved
+from adaqn.experiments.report_page import command
 from adaqn.experiments.runner import run_all, run_one
 from adaqn.experiments.storage import read_lines
 from adaqn.experiments.tasks import make_task
@@ -316,3 +318,38 @@ def test_warnings_of_a_worker_go_into_its_folder(tmp_path):
     odd = replace(SMALL, optimizer="adaqn", options={"curvature_eps": 1e9, "cycle_length": 1}, steps=60)
     (done,) = run_all([odd], tmp_path, 1)
     assert "stored no curvature pair" in (done.folder / "warnings.txt").read_text(encoding="utf-8")
+
+
+def test_the_averaged_weights_are_their_exponential_average_and_are_evaluated_at_the_end():
+    config = replace(SMALL, optimizer="adam", average=0.8)
+    run = Run(config)
+    expected = None
+    for _ in range(config.steps):
+        run.advance()
+        now = [p.detach().double().clone() for p in run.model.parameters()]
+        expected = now if expected is None else [0.8 * old + 0.2 * new for old, new in zip(expected, now, strict=True)]
+    for ours, theirs in zip(run.average.module.parameters(), expected, strict=True):
+        torch.testing.assert_close(ours.detach().double(), theirs, rtol=1e-5, atol=1e-6)
+    run.measure()
+    final = run.metrics[-1]
+    assert final["average_test_loss"] == run.task.evaluate(run.average.module, "test")["loss"]
+    plain = Run(replace(config, average=None)).train()["final"]
+    assert plain["test_loss"] == final["test_loss"], "averaging changes nothing else"
+    assert "average_test_loss" not in plain
+
+
+def test_a_preset_is_written_out_so_that_its_run_is_known_when_presets_change():
+    by_name, by_option = (resolved(replace(SMALL, lr=None, **how)) for how in PRESET_BY)
+    assert by_name.options == by_option.options
+    assert by_name.options["scaling"] == PRESETS["modern"].scaling
+    assert by_name.lr == by_option.lr == PRESETS["modern"].lr
+    assert "preset" not in by_name.options
+    changed = resolved(replace(SMALL, optimizer="adaqn-modern", options={"memory_size": 7}))
+    assert changed.options == {**by_name.options, "memory_size": 7}
+    assert "--option memory_size=7 " in command(changed, [0])
+    assert command(changed, [0]).count("--option") == 1, "what the preset says is not repeated"
+    with pytest.raises(UserError, match="no preset called 'fast'"):
+        resolved(replace(SMALL, options={"preset": "fast"}))
+
+
+PRESET_BY = ({"optimizer": "adaqn-modern"}, {"optimizer": "adaqn", "options": {"preset": "modern"}})

@@ -13,21 +13,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from adaqn import AdaQN
+from adaqn import PRESETS, AdaQN
 from adaqn.experiments.config import TASKS, RunConfig, check_machine
 from adaqn.experiments.data import files
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.tasks import make_task
 
 PACKAGES = ("adaqn", "torch", "optuna", "plotly", "matplotlib", "scikit-learn", "pooch", "pytorch_optimizer")
+BFLOAT16: dict[str, Any] = {"history_dtype": torch.bfloat16, "fisher_dtype": torch.bfloat16}
 SETTINGS: dict[str, dict[str, Any]] = {
-    "the paper's defaults": {},
-    "bfloat16 history": {"history_dtype": torch.bfloat16, "fisher_dtype": torch.bfloat16},
-    "3 pairs, 50 gradients": {"memory_size": 3, "fisher_size": 50},
-    "3 pairs, 50 gradients, bfloat16": {
-        "memory_size": 3, "fisher_size": 50, "history_dtype": torch.bfloat16, "fisher_dtype": torch.bfloat16,
-    },
-}  # fmt: skip
+    f"{preset}{', bfloat16 history' if dtypes else ''}": {"preset": preset, **dtypes}
+    for preset in PRESETS
+    if preset != "default"
+    for dtypes in ({}, BFLOAT16)
+}
 READ_BYTES = 1 << 30
 
 

@@ -50,9 +50,9 @@ ASK_EVERY = 5.0
 SEARCHES = ("grid", "staged", "lr")
 
 
-def step_sizes(optimizer: str, count: int) -> list[float]:
+def step_sizes(optimizer: str, count: int, decades: float = DECADES) -> list[float]:
     """In equal ratios around the optimizer's default, to three digits."""
-    exponents = [0.0] if count == 1 else [DECADES * (2 * i / (count - 1) - 1) for i in range(count)]
+    exponents = [0.0] if count == 1 else [decades * (2 * i / (count - 1) - 1) for i in range(count)]
     return [float(f"{entry(optimizer).lr * 10**e:.3g}") for e in exponents]
 
 

@@ -63,7 +63,7 @@ def figure(
     asked = [f"--panel {shlex.quote(word)}" for word in panel or []]
     asked += [f"--optimizers {optimizers}"] if optimizers else []
     asked += [f"--epochs {epochs:g}"] if epochs else []
-    if tune and spec.name != "sensitivity":
+    if tune and spec.sweep is None:
         command = " ".join(["adaqn figure", name, "--scale", scale, "--tune", *asked])
         search(spec, path, command, out, workers, data_dir, quiet=as_json)
     if not path.exists() and scale == "paper":

@@ -30,7 +30,7 @@ def draw_figure(spec: FigureSpec, curves: list[Curve], stem: Path, scale: str, s
         axes.set_visible(False)
     for axes, panel, metric in zip(grid.flat, spec.panels, metrics, strict=False):
         shown = [curve for curve in curves if curve.panel.cell == panel.cell]
-        if spec.name == "sensitivity":
+        if spec.sweep is not None:
             draw_step_sizes(axes, shown, panel)
         else:
             draw_panel(axes, shown, panel, metric)

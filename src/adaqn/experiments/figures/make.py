@@ -16,9 +16,6 @@ from adaqn.experiments.report_page import command
 from adaqn.experiments.runner import Finished, RunListener, run_all
 from adaqn.experiments.tune import step_sizes
 
-STEP_SIZES = 6
-"""Of the sensitivity figure, for every curve."""
-
 
 @dataclass(frozen=True)
 class Planned:
@@ -41,7 +38,7 @@ class Curve:
 def with_optimizers(spec: FigureSpec, names: list[str]) -> FigureSpec:
     """The same figure for other optimizers."""
     plain = {name: PLAIN.get(name, Variant(name, name, entry(name).label)) for name in names}
-    if any(panel.variants[0].options for panel in spec.panels) or spec.name in ("memory", "ablation", "sensitivity"):
+    if spec.sweep is not None or spec.name in ("memory", "ablation"):
         raise UserError(f"the curves of {spec.name} are fixed: --optimizers is for lm, lstm, mnist and addition")
     return replace(spec, panels=tuple(replace(p, variants=tuple(plain.values())) for p in spec.panels))
 
@@ -70,9 +67,11 @@ def plan(spec: FigureSpec, seeds: int, cells: dict[str, Any], path: Path) -> lis
     planned: dict[str, Planned] = {}
     for panel in spec.panels:
         for variant in panel.variants:
-            if spec.name == "sensitivity":
+            if spec.sweep is not None:
                 base = replace(panel.base, optimizer=variant.optimizer, options=dict(variant.options))
-                configs = [replace(base, lr=lr) for lr in step_sizes(variant.optimizer, STEP_SIZES)]
+                configs = [
+                    replace(base, lr=lr) for lr in step_sizes(variant.optimizer, spec.sweep.count, spec.sweep.decades)
+                ]
             else:
                 configs = [tuned_run(panel, variant, cells, path)]
             for config in configs:

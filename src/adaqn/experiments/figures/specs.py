@@ -42,6 +42,14 @@ class Panel:
 
 
 @dataclass(frozen=True)
+class Sweep:
+    """Step sizes in equal ratios, so many decades above and below the optimizer's default."""
+
+    count: int
+    decades: float
+
+
+@dataclass(frozen=True)
 class FigureSpec:
     """A figure: what it is of, its panels, and what is drawn against what."""
 
@@ -50,6 +58,8 @@ class FigureSpec:
     panels: tuple[Panel, ...]
     metric: str = "test_loss"
     columns: int = 3
+    sweep: Sweep | None = None
+    """Every curve at many step sizes, drawn against them, instead of at its tuned one against the epoch."""
 
 
 PLAIN = {
@@ -73,6 +83,11 @@ SENSITIVITY = (
     ),
     PLAIN["adagrad"],
     PLAIN["adam"],
+)
+
+ROBUSTNESS = (
+    *(Variant(name, name, label) for name, label in (("adaqn", "adaQN"), ("adam", "Adam"), ("soap", "SOAP"))),
+    Variant("no-rejection", "adaqn", "adaQN without rejection", (("acceptance", "none"),)),
 )
 
 
@@ -138,8 +153,16 @@ def figure_spec(name: str, scale: str) -> FigureSpec:
         panel = _panel("Dickens, tanh", "char-lm", "dickens", "tanh", scale, variants=SENSITIVITY, search="lr")
         if scale == "quick":  # six times as many runs as a panel of the other figures has
             panel = replace(panel, base=replace(panel.base, epochs=2.5))
-        return FigureSpec(name, "Step size and cycle length: validation loss at the end", (panel,), columns=1)
+        title = "Step size and cycle length: validation loss at the end"
+        return FigureSpec(name, title, (panel,), columns=1, sweep=Sweep(6, 1.0))
+    if name == "robustness":
+        panels = (
+            _panel("Dickens, tanh", "char-lm", "dickens", "tanh", scale, variants=ROBUSTNESS),
+            _panel("Nietzsche, LSTM", "char-lm", "nietzsche", "lstm", scale, variants=ROBUSTNESS),
+        )
+        title = "Three decades of step sizes: validation loss at the end"
+        return FigureSpec(name, title, panels, columns=2, sweep=Sweep(7, 1.5))
     raise UserError(f"no figure called {name!r}: give one of {', '.join(FIGURES)}")
 
 
-FIGURES = ("lm", "memory", "mnist", "lstm", "addition", "ablation", "sensitivity")
+FIGURES = ("lm", "memory", "mnist", "lstm", "addition", "ablation", "sensitivity", "robustness")
