@@ -51,11 +51,14 @@ def modern(problem: NoisyValley, **options):
 # ---------------------------------------------------------------------- momentum
 
 
-def test_momentum_with_adams_scaling_and_no_pairs_is_adam():
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_momentum_with_adams_scaling_and_no_pairs_is_adam_or_nadam(nesterov):
     problem = NoisyValley()
     ours, theirs = Vector(problem.w0), Vector(problem.w0)
-    opt = quiet(ours.parameters(), lr=0.02, scaling="adam", momentum=0.9, curvature_eps=1e9)
+    opt = quiet(ours.parameters(), lr=0.02, scaling="adam", momentum=0.9, nesterov=nesterov, curvature_eps=1e9)
     adam = torch.optim.Adam(theirs.parameters(), lr=0.02)
+    if nesterov:  # so large a decay of its schedule leaves NAdam's momentum at β from the first step on
+        adam = torch.optim.NAdam(theirs.parameters(), lr=0.02, momentum_decay=1e9)
     for k in range(60):
         for model in (ours, theirs):
             model.set_gradient(problem.gradient(theirs.vector(), k))

@@ -13,6 +13,9 @@ from adaqn.core.runs import runs
 class Momentum:
     """m ← βm + (1 − β)g, and m / (1 − βᵗ) in place of g: Adam's first moment, with its bias correction.
 
+    With ``nesterov`` it is the average as the next step will see it, with this gradient in place of the unknown next
+    one, as in NAdam: βm / (1 − βᵗ⁺¹) + (1 − β)g / (1 − βᵗ). It lags behind by one step less.
+
     Only the recursion sees it: H0 and F̃ measure the size of gradients, which averaging would hide. t is counted per
     parameter, and a parameter without a gradient does not age, as in torch's Adam.
 
@@ -22,10 +25,10 @@ class Momentum:
     2.0
     """
 
-    def __init__(self, beta: float) -> None:
+    def __init__(self, beta: float, *, nesterov: bool = False) -> None:
         if not 0.0 < beta < 1.0:
             raise ValueError(f"momentum must lie in [0, 1), got {beta}: 0 is none, 0.9 is usual")
-        self.beta = beta
+        self.beta, self.nesterov = beta, nesterov
         self.vector = torch.empty(0)
         self.sizes: list[int] = []
         self.steps: list[int] = []
@@ -48,5 +51,9 @@ class Momentum:
             ages[i] = self.steps[i]
         for part, step in runs(self.sizes, ages):
             average = self.vector[part].lerp_(g[part], 1.0 - self.beta)
-            torch.mul(average, 1.0 / (1.0 - self.beta**step), out=g[part])
+            if self.nesterov:
+                now, ahead = 1.0 - self.beta**step, 1.0 - self.beta ** (step + 1)
+                g[part].mul_((1.0 - self.beta) / now).add_(average, alpha=self.beta / ahead)
+            else:
+                torch.mul(average, 1.0 / (1.0 - self.beta**step), out=g[part])
         return g

@@ -61,6 +61,7 @@ class AdaQN(QuasiNewton):
         reject_factor: γ, by how much the monitored loss may grow before a cycle is rejected.
         momentum: β of the averaged gradient that the recursion sees, bias corrected as in Adam; H0 and F̃ see the
             gradient itself. 0 is none.
+        nesterov: look one step ahead in that average, as NAdam does.
         momentum_on_reject: ``"reset"`` or ``"keep"`` the averaged gradient when a cycle is rejected.
         scaling: H0, one of ``"adagrad"`` (the paper's), ``"rmsprop"``, ``"adam"``, ``"kronecker"`` (SOAP's, not
             diagonal: :class:`adaqn.core.kronecker.Kronecker`), ``"barzilai_borwein"``, ``"identity"``, or a
@@ -123,6 +124,7 @@ class AdaQN(QuasiNewton):
         paired_level: float = 3.0,
         scaling: str | Scaling | None = None,
         momentum: float | None = None,
+        nesterov: bool | None = None,
         momentum_on_reject: str = "reset",
         curvature: str | Curvature = "accumulated_fisher",
         fisher_batch_size: int | None = None,
@@ -144,7 +146,8 @@ class AdaQN(QuasiNewton):
     ) -> None:
         p = chosen(
             preset, lr=lr, cycle_length=cycle_length, memory_size=memory_size, fisher_size=fisher_size, scaling=scaling,
-            momentum=momentum, curvature_test=curvature_test, acceptance=acceptance, reject_window=reject_window,
+            momentum=momentum, nesterov=nesterov, curvature_test=curvature_test, acceptance=acceptance,
+            reject_window=reject_window,
         )  # fmt: skip
         length, bounds = make_cycle(p.cycle_length, min_cycle_length, max_cycle_length)
         options = Options(
@@ -158,7 +161,7 @@ class AdaQN(QuasiNewton):
             curvature_test=make_curvature_test(p.curvature_test),
             acceptance=make_acceptance(p.acceptance, reject_factor, paired_level),
             direction=make_direction(direction),
-            momentum=make_momentum(p.momentum),
+            momentum=make_momentum(p.momentum, nesterov=p.nesterov),
             reset_momentum=choose("momentum_on_reject", momentum_on_reject, {"reset": True, "keep": False}),
             anchor_patience=anchor_patience,
             reject_patience=reject_patience,

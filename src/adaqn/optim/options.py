@@ -152,11 +152,11 @@ def make_cycle(length: int | str, shortest: int, longest: int) -> tuple[int, tup
     return length, None
 
 
-def make_momentum(beta: float) -> Momentum | None:
+def make_momentum(beta: float, *, nesterov: bool = False) -> Momentum | None:
     """None for 0: no buffer, and the same numbers as without."""
     if isinstance(beta, bool) or not isinstance(beta, numbers.Real):
         raise TypeError(f"momentum must be a number, got {beta!r}")
-    return Momentum(float(beta)) if beta != 0.0 else None
+    return Momentum(float(beta), nesterov=nesterov) if beta != 0.0 else None
 
 
 def make_h0(scaling: str | Scaling, eps: float | None) -> Scaling:

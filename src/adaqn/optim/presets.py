@@ -23,6 +23,7 @@ class Preset:
     lr: Any = 1e-2
     scaling: str | Scaling = "adagrad"
     momentum: float = 0.0
+    nesterov: bool = False
     cycle_length: int | str = 5
     memory_size: int = 10
     fisher_size: int = 100
