@@ -66,7 +66,8 @@ def test_momentum_with_adams_scaling_and_no_pairs_is_adam_or_nadam(nesterov):
                 model.pieces[1].grad = None
         opt.step()
         adam.step()
-    assert (ours.vector() - theirs.vector()).abs().max() < 1e-12
+    # NAdam keeps the products of its momenta in float32
+    assert (ours.vector() - theirs.vector()).abs().max() < (1e-6 if nesterov else 1e-12)
     assert opt.stats.stored == 0
 
 
