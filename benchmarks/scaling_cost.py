@@ -3,7 +3,7 @@
     python benchmarks/scaling_cost.py              # half a minute on a quiet machine
 
 For square weights and for those of an LSTM: ms of one update and one application, of one refresh of the bases, and
-per step at ``refresh=10``; beside them the passes of a linear layer of that shape on a batch of 1,600 rows (32 × 50).
+per step at ``refresh=5``; beside them the passes of a linear layer of that shape on a batch of 1,600 rows (32 × 50).
 Medians of calls in turns, as in ``step_cost.py``. No timing is asserted.
 """
 
@@ -70,7 +70,7 @@ def main() -> None:
     print(f"{'p × q':>12}{'adam':>9}{'update':>9}{'apply':>9}{'refresh':>9}{'per step':>10}{'passes':>9}{'GFLOP/s':>9}")
     for p, q in SHAPES:
         t = measure(p, q, args.rounds)
-        per_step = t["update"] + t["apply"] + t["refresh"] / 10
+        per_step = t["update"] + t["apply"] + t["refresh"] / 5
         rate = 8 * p * q * (p + q) / (t["update"] + t["apply"]) / 1e9
         columns = [t["adam"], t["update"], t["apply"], t["refresh"]]
         row = "".join(f"{seconds * 1e3:9.3f}" for seconds in columns)

@@ -61,7 +61,7 @@ class Method:
 
 
 METHODS = [
-    Method("adaqn", lambda m: AdaQN(m.parameters(), lr=0.05, monitor=Monitor(m, loss_fn, batches()[0]))),
+    Method("adaqn", lambda m: AdaQN(m.parameters(), lr=0.02, monitor=Monitor(m, loss_fn, batches()[0]))),
     Method("olbfgs", lambda m: OLBFGS(m.parameters(), lr=0.3, regularisation=0.1), "closure"),
     Method("res", lambda m: RES(m.parameters(), lr=0.3, delta=0.1), "closure"),
     Method("sdlbfgs", lambda m: SdLBFGS(m.parameters(), lr=0.1), "closure"),

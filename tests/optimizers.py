@@ -53,7 +53,9 @@ class FixedLosses:
         return torch.tensor([1.0, 2.0, 4.0])
 
 
-BASE = {"lr": 0.05, "cycle_length": 3, "memory_size": 4, "fisher_size": 6, "acceptance": "none"}
+BASE = {
+    "preset": "paper", "lr": 0.05, "cycle_length": 3, "memory_size": 4, "fisher_size": 6, "acceptance": "none",
+}  # fmt: skip
 
 OPTIMIZERS = [
     OptimizerInfo("adaqn", AdaQN, BASE),
@@ -70,6 +72,8 @@ OPTIMIZERS = [
     OptimizerInfo("adaqn-fisher-on-cpu", AdaQN, {**BASE, "fisher_device": "cpu", "fisher_batch_size": 4}),
     OptimizerInfo("adaqn-decay", AdaQN, {**BASE, "weight_decay": 0.1}),
     OptimizerInfo("adaqn-momentum", AdaQN, {**BASE, "scaling": "adam", "lr": 0.01, "momentum": 0.9}),
+    OptimizerInfo("adaqn-nesterov", AdaQN, {**BASE, "scaling": "adam", "lr": 0.01, "momentum": 0.9, "nesterov": True}),
+    OptimizerInfo("adaqn-default", AdaQN, {"lr": 0.02, "monitor": FixedLosses()}),
     OptimizerInfo("adaqn-auto", AdaQN, {**BASE, "cycle_length": "auto"}),
     OptimizerInfo(
         "adaqn-paired", AdaQN, {**BASE, "acceptance": "paired", "monitor": FixedLosses(), "reject_window": 3}

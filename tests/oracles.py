@@ -86,9 +86,14 @@ class Vector(nn.Module):
             p.grad = piece.reshape(p.shape).to(p.dtype).clone()
 
 
+def as_printed(params, **options) -> AdaQN:
+    """AdaQN as the paper prints it."""
+    return AdaQN(params, **{"preset": "paper", **options})
+
+
 def quiet(params, **options) -> AdaQN:
-    """AdaQN that needs no monitor and never says so."""
-    return AdaQN(params, **{"lr": 0.05, "acceptance": "none", **options})
+    """The same, needs no monitor and never says so."""
+    return as_printed(params, **{"lr": 0.05, "acceptance": "none", **options})
 
 
 def take_step(opt: QuasiNewton, fill: Callable[[], None]) -> None:

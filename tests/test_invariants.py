@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from adaqn import AdaQN, Outcome
-from oracles import NoisyValley, Vector, dense_bfgs, quiet, run, with_history
+from adaqn import Outcome
+from oracles import NoisyValley, Vector, as_printed, dense_bfgs, quiet, run, with_history
 
 
 def dense_h(opt, model):
@@ -76,7 +76,7 @@ def test_state_after_rejected():
     """Pairs and F̃ empty, the accumulator kept (D3), weights a copy of the anchor (D2), a fresh window."""
     problem = NoisyValley()
     model = Vector(problem.w0)
-    opt = AdaQN(model.parameters(), lr=0.05, cycle_length=3, monitor=Verdicts(3.0, 2.0, 1.0, 9.0, 1.0))
+    opt = as_printed(model.parameters(), lr=0.05, cycle_length=3, monitor=Verdicts(3.0, 2.0, 1.0, 9.0, 1.0))
     run(opt, model, problem, range(9))
     anchor, accumulated = opt._memory.anchor.clone(), opt._memory.scaling.vectors["sum"].clone()
     assert opt.stats.pairs == 2
@@ -99,7 +99,9 @@ def test_rejection_may_reset_the_accumulator():
     """D3's option."""
     problem = NoisyValley()
     model = Vector(problem.w0)
-    opt = AdaQN(model.parameters(), lr=0.05, cycle_length=3, monitor=Verdicts(1.0, 9.0), reset_scaling_on_reject=True)
+    opt = as_printed(
+        model.parameters(), lr=0.05, cycle_length=3, monitor=Verdicts(1.0, 9.0), reset_scaling_on_reject=True
+    )
     run(opt, model, problem, range(6))
     assert opt.stats.rejected == 1
     assert torch.equal(opt._memory.scaling.vectors["sum"], torch.full((problem.n,), 1e-4, dtype=torch.float64))
@@ -138,7 +140,7 @@ def test_first_value_that_is_not_finite_returns_to_the_start(first_values):
     """D5: the anchor is w₀ until the first cycle ends."""
     problem = NoisyValley()
     model, events = Vector(problem.w0), []
-    opt = AdaQN(model.parameters(), cycle_length=2, monitor=Verdicts(*first_values), on_cycle=events.append)
+    opt = as_printed(model.parameters(), cycle_length=2, monitor=Verdicts(*first_values), on_cycle=events.append)
     run(opt, model, problem, range(2))
     assert [e.outcome for e in events] == [Outcome.REJECTED]
     assert torch.equal(model.vector(), problem.w0)
@@ -156,7 +158,7 @@ def test_a_monitor_that_raises_leaves_the_parameters_as_they_were():
             raise OSError("the disk with the monitoring set is gone")
         return float(problem.loss(model.vector()))
 
-    opt = AdaQN(model.parameters(), lr=0.05, cycle_length=3, monitor=monitor)
+    opt = as_printed(model.parameters(), lr=0.05, cycle_length=3, monitor=monitor)
     without = quiet(plain.parameters(), lr=0.05, cycle_length=3)
     run(opt, model, problem, range(2))
     expected = run(without, plain, problem, range(3))
@@ -186,7 +188,7 @@ def test_the_monitor_is_asked_once_per_cycle_while_its_set_is_fixed():
     for monitor, expected in ((Fixed(), ["f"] * 4), (Rotating(), ["advance", "f"] + 3 * ["advance", "f", "f"])):
         calls.clear()
         model = Vector(problem.w0)
-        run(AdaQN(model.parameters(), cycle_length=2, monitor=monitor), model, problem, range(8))
+        run(as_printed(model.parameters(), cycle_length=2, monitor=monitor), model, problem, range(8))
         assert calls == expected
 
 
@@ -194,7 +196,7 @@ def test_assigning_a_monitor_forgets_the_loss_at_the_anchor():
     """D7."""
     problem = NoisyValley()
     model = Vector(problem.w0)
-    opt = AdaQN(model.parameters(), cycle_length=2, monitor=lambda: 1.0)
+    opt = as_printed(model.parameters(), cycle_length=2, monitor=lambda: 1.0)
     run(opt, model, problem, range(4))
     opt.monitor = lambda: 100.0  # another scale: against the old value every cycle would be rejected
     run(opt, model, problem, range(4, 8))

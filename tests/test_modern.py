@@ -13,7 +13,7 @@ from torch import nn
 import adaqn
 from adaqn import PRESETS, AdaQN, Monitor, Outcome, RotatingMonitor
 from adaqn.core.acceptance import SMALLEST_MULTIPLIER, PairedTest
-from oracles import NoisyValley, Vector, dense_bfgs, quiet, run, with_history
+from oracles import NoisyValley, Vector, as_printed, dense_bfgs, quiet, run, with_history
 
 
 class PerExample:
@@ -101,7 +101,7 @@ def test_no_momentum_is_no_buffer_and_the_same_bits():
 def test_what_a_rejection_does_to_the_averaged_gradient(choice):
     problem = NoisyValley()
     model = Vector(problem.w0)
-    opt = AdaQN(
+    opt = as_printed(
         model.parameters(), monitor=Script("aar"), cycle_length=2, momentum=0.9, momentum_on_reject=choice, lr=0.05
     )
     run(opt, model, problem, range(6))
@@ -150,7 +150,7 @@ def test_a_scalar_monitor_falls_back_to_the_factor_test_and_says_so_once():
     problem = NoisyValley()
     model = Vector(problem.w0)
     answers = iter([1.0, 1.3, 1.9, 1.3, 1.3])
-    opt = AdaQN(
+    opt = as_printed(
         model.parameters(), monitor=lambda: next(answers), cycle_length=1, acceptance="paired", reject_factor=1.4
     )
     with pytest.warns(UserWarning, match=r"same two or more examples.*factor test decides.*reduction='none'") as caught:
@@ -165,7 +165,7 @@ def test_differences_decide_and_not_the_spread_of_the_losses():
     spread = torch.tensor([1.0, 100.0, 3.0, 50.0], dtype=torch.float64)
     wobble = torch.tensor([5.0, -4.0, 3.0, -2.0], dtype=torch.float64)
     answers = iter([spread, spread + wobble, spread + 0.1])
-    opt = AdaQN(
+    opt = as_printed(
         model.parameters(), monitor=lambda: next(answers), cycle_length=1, acceptance="paired", on_cycle=events.append
     )
     run(opt, model, problem, range(2))  # the mean rose by 0.5, which four such differences cannot tell from nothing
@@ -206,7 +206,7 @@ def test_both_points_are_judged_on_the_same_set_and_the_next_cycle_on_the_next()
             return super().__call__()
 
     monitor = Watched(model, per_example, rotating(model).batches)
-    train(model, AdaQN(model.parameters(), monitor=monitor, cycle_length=2, acceptance="paired"), range(8))
+    train(model, as_printed(model.parameters(), monitor=monitor, cycle_length=2, acceptance="paired"), range(8))
     assert seen == [1, 2, 2, 0, 0, 1, 1]
 
 
@@ -244,7 +244,7 @@ def test_batches_that_are_none_are_refused(batches):
 def scripted(letters: str, **options):
     problem = NoisyValley()
     model = Vector(problem.w0)
-    return AdaQN(model.parameters(), lr=0.05, cycle_length=1, monitor=Script(letters), **options), model, problem
+    return as_printed(model.parameters(), lr=0.05, cycle_length=1, monitor=Script(letters), **options), model, problem
 
 
 def test_rejections_between_stored_pairs_halve_the_steps():
@@ -281,7 +281,7 @@ def test_the_first_cycle_is_judged_too():
     for window, expected in ((0, Outcome.STARTED), (10, Outcome.REJECTED)):
         events, problem = [], NoisyValley()
         model = Vector(problem.w0)
-        opt = AdaQN(
+        opt = as_printed(
             model.parameters(), lr=50.0, monitor=lambda m=model, p=problem: p.loss(m.vector()), cycle_length=2,
             reject_window=window, on_cycle=events.append,
         )  # fmt: skip
@@ -358,15 +358,20 @@ def test_step_sizes_over_three_decades_stay_sane_on_a_recurrent_net(lr):
 # ---------------------------------------------------------------------- presets, the average, older states
 
 
-def test_the_papers_preset_is_the_default_and_what_it_was():
+def test_without_a_preset_it_is_the_default_one():
     problem = NoisyValley()
     paths = []
-    for options in ({}, {"preset": "paper"}, {"preset": "default"}):
+    for options in ({}, {"preset": "default"}, {"preset": "kronecker"}, {"preset": "paper"}):
         model = Vector(problem.w0)
         opt = AdaQN(model.parameters(), monitor=lambda m=model: problem.loss(m.vector()), **options)
         paths.append(run(opt, model, problem, range(40)))
     assert torch.equal(paths[0], paths[1])
     assert torch.equal(paths[0], paths[2])
+    assert not torch.equal(paths[0], paths[3])
+
+
+def test_the_papers_preset_is_what_the_paper_says():
+    opt = AdaQN([nn.Parameter(torch.ones(2))], preset="paper")
     o = opt.options
     assert (opt.defaults["lr"], o.cycle_length, o.memory_size, o.curvature.rows) == (1e-2, 5, 10, 100)
     assert (o.momentum, o.cycle_bounds, o.reject_window, o.reject_patience) == (None, None, 0, 3)
@@ -375,6 +380,7 @@ def test_the_papers_preset_is_the_default_and_what_it_was():
 def test_what_is_given_goes_before_the_preset():
     w = [nn.Parameter(torch.ones(2))]
     o = AdaQN(w, preset="modern").options
+    assert o.momentum.nesterov
     assert (o.momentum.beta, o.memory_size, o.curvature.rows, o.reject_window) == (0.9, 3, 50, 10)
     assert isinstance(o.acceptance, PairedTest)
     opt = AdaQN(w, 0.5, preset="modern", momentum=0.0, memory_size=7, reject_window=0, acceptance="none")

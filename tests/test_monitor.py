@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from adaqn import AdaQN, Monitor
-from oracles import NoisyValley, Vector, quiet, run
+from adaqn import Monitor
+from oracles import NoisyValley, Vector, as_printed, quiet, run
 
 
 class Awkward(nn.Module):
@@ -95,7 +95,7 @@ def test_a_batch_that_is_none_is_refused(batch):
 def test_any_callable_with_a_scalar_or_per_example_losses_will_do(value):
     problem = NoisyValley()
     model = Vector(problem.w0)
-    opt = AdaQN(model.parameters(), monitor=lambda: value, cycle_length=2)
+    opt = as_printed(model.parameters(), monitor=lambda: value, cycle_length=2)
     run(opt, model, problem, range(6))
     assert opt.stats.cycles == 3
 
@@ -104,7 +104,7 @@ def test_the_mean_of_per_example_losses_decides():
     problem = NoisyValley()
     model = Vector(problem.w0)
     answers = iter([torch.tensor([1.0, 3.0]), torch.tensor([0.0, 3.9]), torch.tensor([0.0, 4.1])])
-    opt = AdaQN(model.parameters(), monitor=lambda: next(answers), cycle_length=1, reject_factor=1.0)
+    opt = as_printed(model.parameters(), monitor=lambda: next(answers), cycle_length=1, reject_factor=1.0)
     run(opt, model, problem, range(3))
     assert (opt.stats.stored, opt.stats.rejected) == (1, 1)
 
@@ -123,7 +123,7 @@ def test_the_mean_of_per_example_losses_decides():
 def test_a_monitor_that_returns_something_else_is_one_error(value, error, message):
     problem = NoisyValley()
     model, plain = Vector(problem.w0), Vector(problem.w0)
-    opt = AdaQN(model.parameters(), lr=0.05, monitor=lambda: value, cycle_length=2)
+    opt = as_printed(model.parameters(), lr=0.05, monitor=lambda: value, cycle_length=2)
     expected = run(quiet(plain.parameters(), lr=0.05, cycle_length=2), plain, problem, range(2))
     run(opt, model, problem, range(1))
     with pytest.raises(error, match=message):
@@ -135,7 +135,7 @@ def test_a_monitor_that_returns_something_else_is_one_error(value, error, messag
 def test_without_a_monitor_it_says_so_once():
     problem = NoisyValley()
     model = Vector(problem.w0)
-    opt = AdaQN(model.parameters(), cycle_length=2)
+    opt = as_printed(model.parameters(), cycle_length=2)
     with pytest.warns(UserWarning, match="no monitor was given") as caught:
         run(opt, model, problem, range(10))
     assert len(caught) == 1
@@ -155,7 +155,7 @@ def test_maximize_judges_by_the_other_sign():
     problem = NoisyValley()
     model = Vector(problem.w0)
     answers = iter([1.0, 2.0, 1.0])
-    opt = AdaQN(model.parameters(), monitor=lambda: next(answers), cycle_length=1, maximize=True)
+    opt = as_printed(model.parameters(), monitor=lambda: next(answers), cycle_length=1, maximize=True)
     run(opt, model, problem, range(3))
     assert (opt.stats.stored, opt.stats.rejected) == (1, 1)
 
@@ -164,7 +164,7 @@ def test_events_tell_each_cycle():
     problem = NoisyValley()
     model, events = Vector(problem.w0), []
     answers = iter([3.0, 2.0, 9.0])
-    opt = AdaQN(model.parameters(), monitor=lambda: next(answers), cycle_length=2, on_cycle=events.append)
+    opt = as_printed(model.parameters(), monitor=lambda: next(answers), cycle_length=2, on_cycle=events.append)
     run(opt, model, problem, range(6))
     assert [(e.step, e.cycle, e.outcome.name, e.candidate_loss, e.anchor_loss) for e in events] == [
         (2, 1, "STARTED", 3.0, None),

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaqn import AdaQN, Outcome
+from adaqn import Outcome
 from adaqn.reference import adaqn
-from oracles import NoisyValley, Vector
+from oracles import NoisyValley, Vector, as_printed
 
 
 class Judge:
@@ -48,7 +48,9 @@ def both_paths(steps, *, bad=(), judge=Judge, reference=None, direction="gram", 
         ours["reject_factor"] = ours.pop("gamma")
     if "batch_size" in ours:
         ours["fisher_batch_size"] = ours.pop("batch_size")
-    opt = AdaQN(model.parameters(), monitor=judge(problem, model), direction=direction, on_cycle=events.append, **ours)
+    opt = as_printed(
+        model.parameters(), monitor=judge(problem, model), direction=direction, on_cycle=events.append, **ours
+    )
     path = []
     for k in range(steps):
         model.set_gradient(gradient(model.vector(), k))

@@ -5,8 +5,7 @@ import random
 
 import torch
 
-from adaqn import AdaQN
-from oracles import NoisyValley, Vector, quiet, run
+from oracles import NoisyValley, Vector, as_printed, quiet, run
 
 
 def ratio_of_curvature(fisher_size, steps):
@@ -34,7 +33,7 @@ def test_rejection_clears_the_fisher_container():
     problem = NoisyValley()
     model = Vector(problem.w0)
     values = iter([1.0, 5.0])
-    opt = AdaQN(model.parameters(), cycle_length=4, monitor=lambda: next(values))
+    opt = as_printed(model.parameters(), cycle_length=4, monitor=lambda: next(values))
     run(opt, model, problem, range(8))
     assert opt.stats.rejected == 1
     assert opt._memory.curvature.ring.size == 0
@@ -45,7 +44,7 @@ def test_rejection_does_not_livelock():
     problem = NoisyValley()
     model = Vector(problem.w0)
     values = iter([1.0, 5.0, 0.9, 0.8])
-    opt = AdaQN(model.parameters(), cycle_length=2, monitor=lambda: next(values))
+    opt = as_printed(model.parameters(), cycle_length=2, monitor=lambda: next(values))
     run(opt, model, problem, range(8))
     stats = opt.stats
     assert (stats.steps, stats.cycles, stats.rejected, stats.stored) == (8, 4, 1, 2)

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
-from adaqn import AdaQN
-from oracles import NoisyValley, Vector, quiet, run, with_history
+from oracles import NoisyValley, Vector, as_printed, quiet, run, with_history
 
 OPTIONS = {"cycle_length": 3, "memory_size": 4, "fisher_size": 7}
 
@@ -81,7 +80,7 @@ def test_loading_drops_the_loss_at_the_anchor():
     """D7: the monitor of the new process may hold another set."""
     opt, _, problem = trained()
     model = Vector(problem.w0)
-    other = AdaQN(model.parameters(), lr=0.05, monitor=lambda: 1.0, **OPTIONS)
+    other = as_printed(model.parameters(), lr=0.05, monitor=lambda: 1.0, **OPTIONS)
     run(other, model, problem, range(6))
     assert other._anchor_losses is not None
     other.load_state_dict(opt.state_dict())

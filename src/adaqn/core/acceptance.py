@@ -66,6 +66,11 @@ class PairedTest:
     The rest is as for the factor test: a new mean that is not finite is rejected (D5), an old one that is not finite
     cannot judge (D7). Where there are no pairs (:meth:`applies`), the factor test decides.
 
+    Args:
+        level: standard errors.
+        fallback: the test where there are no pairs.
+        where_possible: is the fallback as good as meant? Otherwise the optimizer says that it decides.
+
     >>> import torch
     >>> old = torch.tensor([1.0, 5.0, 9.0, 3.0])
     >>> test, noise = PairedTest(level=3.0), torch.tensor([0.3, -0.3, 0.2, -0.1])
@@ -73,11 +78,12 @@ class PairedTest:
     (False, True)
     """
 
-    def __init__(self, level: float = 3.0, fallback: Acceptance | None = None) -> None:
+    def __init__(self, level: float = 3.0, fallback: Acceptance | None = None, *, where_possible: bool = False) -> None:
         if not (math.isfinite(level) and level >= 0.0):
             raise ValueError(f"paired_level must be a finite number of at least 0, got {level}: 3 is usual")
         self.level = level
         self.fallback = fallback or FactorTest()
+        self.where_possible = where_possible
 
     def applies(self, new: Tensor, old: Tensor) -> bool:
         """Are these losses of the same two or more examples?"""

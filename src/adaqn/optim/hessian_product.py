@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from adaqn.optim.each_example import LossFunction
 from adaqn.optim.model_curvature import BatchCurvature, Losses
-from adaqn.optim.monitor import LossFunction
 
 
 class HessianProduct(BatchCurvature):

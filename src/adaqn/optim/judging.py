@@ -66,7 +66,7 @@ class JudgingOptimizer(HistoryOptimizer):
     def _is_rejected(self, new: Tensor, old: Tensor) -> bool:
         test = self.options.acceptance
         assert test is not None
-        if isinstance(test, PairedTest) and not test.applies(new, old):
+        if isinstance(test, PairedTest) and not test.where_possible and not test.applies(new, old):
             self._say(
                 f"acceptance='paired' compares the losses of the same two or more examples at both points, and the "
                 f"monitor returned shapes {tuple(new.shape)} and {tuple(old.shape)}: the factor test decides instead. "

@@ -49,8 +49,9 @@ class AdaQN(QuasiNewton):
             split, as a scalar or per example; see :class:`adaqn.Monitor`. Its ``advance()``, if it has
             one, is called once per cycle. Also an attribute, for frameworks that build the optimizer.
             Without one nothing is rejected by its loss.
-        preset: what is not given: ``"paper"``, or ``"modern"``: Adam's scaling, momentum, a short and fresh memory and
-            tests that know scale and noise (``adaqn.PRESETS`` lists them).
+        preset: what is not given: ``"kronecker"``, the default: SOAP's scaling, momentum, a short and fresh memory and
+            tests that know scale and noise; ``"modern"``, the same with Adam's scaling; ``"paper"``
+            (``adaqn.PRESETS`` lists them).
         cycle_length: steps per cycle, the paper's L; ``"auto"`` lets the quality of the pairs decide
             (:mod:`adaqn.core.cycle`), from 5 on.
         min_cycle_length, max_cycle_length: the bounds of ``"auto"``.
@@ -73,8 +74,9 @@ class AdaQN(QuasiNewton):
             ``(ss, sy, yy, eps) -> bool``.
         acceptance: ``"factor"``, ``"relative"`` (the same test in the paper's other form, D12), ``"paired"`` (worse by
             more than ``paired_level`` standard errors of the paired differences of per-example losses; the factor test
-            where the monitor returns a scalar), ``"none"``, or a function ``(new, old) -> rejected`` of the losses
-            at both points, tensors to be made small (negated if ``maximize``).
+            where the monitor returns a scalar, and a warning), ``"auto"`` (the same without the warning),
+            ``"none"``, or a function ``(new, old) -> rejected`` of the losses at both points, tensors to be made
+            small (negated if ``maximize``).
         anchor_patience: skips in a row after which the anchor moves on all the same (D6); ``None`` never.
         reject_patience: rejections in a row with an empty memory after which the steps are halved (D11);
             ``None`` never. Without effect where there is a ``reject_window``.

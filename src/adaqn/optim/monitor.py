@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-LossFunction = Callable[..., Tensor]
+from adaqn.optim.each_example import EachExample, LossFunction
 
 
 class Monitor:
@@ -29,14 +29,15 @@ class Monitor:
     Args:
         model: called as ``model(*inputs)``, or ``model(**batch)`` if the batch is a mapping.
         loss_fn: called as ``loss_fn(output, target)``, or ``loss_fn(output, batch)`` for a mapping.
-            Returns a scalar, or a 1-D tensor of per-example losses, whose mean decides.
+            Returns a scalar, or a 1-D tensor of per-example losses, whose mean decides. torch's losses are asked for
+            one loss per example (``reduction="none"``) where their mean is the same.
         batch: ``(*inputs, target)`` or a mapping.
         autocast: the dtype of autocast, or ``None`` to evaluate in the parameters' own.
 
     >>> model = nn.Linear(3, 1)
     >>> monitor = Monitor(model, nn.MSELoss(), (torch.randn(8, 3), torch.randn(8, 1)))
     >>> monitor().shape
-    torch.Size([])
+    torch.Size([8])
     """
 
     def __init__(
@@ -55,7 +56,16 @@ class Monitor:
 
     def __call__(self) -> Tensor:
         with torch.no_grad(), undisturbed(self.model), self._precision():
-            return monitored_loss(lambda: batch_loss(self.model, self.loss_fn, self.batch))
+            return monitored_loss(lambda: batch_loss(self.model, self._each, self.batch))
+
+    @property
+    def loss_fn(self) -> LossFunction:
+        """As it was given."""
+        return self._each.loss_fn
+
+    @loss_fn.setter
+    def loss_fn(self, loss_fn: LossFunction) -> None:
+        self._each = EachExample(loss_fn)
 
     def _precision(self) -> torch.autocast:
         return precision(self.model, self.autocast)

@@ -110,13 +110,14 @@ def check_group(group: dict[str, Any]) -> None:
 
 
 def make_acceptance(acceptance: str | Acceptance, factor: float, level: float = 3.0) -> Acceptance | None:
-    """``"factor"`` and its alias ``"relative"`` (D12), ``"paired"``, ``"none"``, or a test of one's own."""
+    """``"factor"`` and its alias ``"relative"`` (D12), ``"paired"``, ``"auto"``, ``"none"``, or a test of one's own."""
     if not isinstance(acceptance, str):
         return acceptance
     tests: dict[str, Callable[[], Acceptance | None]] = {
         "factor": lambda: FactorTest(factor),
         "relative": lambda: RelativeTest(factor - 1.0),
         "paired": lambda: PairedTest(level, FactorTest(factor)),
+        "auto": lambda: PairedTest(level, FactorTest(factor), where_possible=True),
         "none": lambda: None,
     }
     return choose("acceptance", acceptance, tests)()

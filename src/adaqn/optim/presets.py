@@ -37,14 +37,15 @@ MODERN = Preset(
     lr=3e-3,
     scaling="adam",
     momentum=0.9,
+    nesterov=True,
     memory_size=3,
     fisher_size=50,
     curvature_test="scale_free",
-    acceptance="paired",
+    acceptance="auto",
     reject_window=10,
 )
 KRONECKER = replace(MODERN, scaling="kronecker")
-DEFAULT = PAPER
+DEFAULT = KRONECKER
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {"default": DEFAULT, "paper": PAPER, "modern": MODERN, "kronecker": KRONECKER}
