@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from adaqn import OLBFGS, PRESETS, RES, SQN, AdaQN, EmpiricalFisher, HessianProduct, Monitor, SdLBFGS
 from adaqn.baselines import KFAC, SFO, HessianFree
+from adaqn.core.scaling_names import SCALINGS
 from adaqn.experiments.cells import from_torch
 from adaqn.experiments.config import RunConfig
 from adaqn.experiments.errors import UserError
@@ -140,6 +141,7 @@ def make_optimizer(name: str, lr: float | None, options: dict[str, Any], model: 
     given: dict[str, Any] = {"lr": chosen.lr if lr is None else lr, **chosen.defaults, **options}
     if chosen.monitored:
         given["monitor"] = Monitor(model, task.losses, task.monitoring_set())
+        given["scaling"] = _scaling(given.get("scaling"))
         if given.get("curvature") == "empirical_fisher":
             batches = _CurvatureBatches(task)
             given["curvature"] = EmpiricalFisher(model, task.losses, batches)
@@ -209,6 +211,19 @@ class _CurvatureBatches:
         for start in range(0, self.task.steps_per_epoch, self.joined):
             parts = [self.task.batch(start + i) for i in range(self.joined)]
             yield tuple(torch.cat(tensors) for tensors in zip(*parts, strict=True))
+
+
+def _scaling(asked: Any) -> Any:
+    """H0 by name, or as ``{"name": "kronecker", "refresh": 10}`` with options of its own."""
+    if not isinstance(asked, dict):
+        return asked
+    options = {name: value for name, value in asked.items() if name != "name"}
+    if asked.get("name") not in SCALINGS:
+        raise UserError(f"scaling must name one of {', '.join(sorted(SCALINGS))}, got {asked.get('name')!r}")
+    try:
+        return SCALINGS[asked["name"]](**options)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"scaling {asked['name']}: {error}") from error
 
 
 RESERVED = {
