@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn.functional import cross_entropy, mse_loss, smooth_l1_loss
 
 from adaqn import Monitor
 from adaqn.optim.each_example import EachExample
@@ -20,11 +20,11 @@ IMAGES, PIXELS = torch.randn(6, 4, 5), torch.randint(0, 4, (6, 5))
     [
         (nn.CrossEntropyLoss(), SCORES, CLASSES),
         (nn.CrossEntropyLoss(label_smoothing=0.1), IMAGES, PIXELS),
-        (F.cross_entropy, IMAGES, PIXELS),
+        (cross_entropy, IMAGES, PIXELS),
         (nn.MSELoss(), IMAGES, torch.randn(6, 4, 5)),
-        (F.mse_loss, SCORES, torch.randn(6, 4)),
+        (mse_loss, SCORES, torch.randn(6, 4)),
         (nn.BCEWithLogitsLoss(), SCORES, torch.rand(6, 4)),
-        (functools.partial(F.smooth_l1_loss, beta=0.5), SCORES, torch.randn(6, 4)),
+        (functools.partial(smooth_l1_loss, beta=0.5), SCORES, torch.randn(6, 4)),
     ],
 )
 def test_the_losses_of_torch_are_told_apart(loss_fn, output, target):
@@ -40,10 +40,10 @@ def test_the_losses_of_torch_are_told_apart(loss_fn, output, target):
     [
         (nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0, 4.0])), CLASSES),  # a weighted mean
         (nn.CrossEntropyLoss(ignore_index=1), CLASSES),  # a mean over the others
-        (F.cross_entropy, torch.tensor([0, -100, 2, 3, 1, 1])),
+        (cross_entropy, torch.tensor([0, -100, 2, 3, 1, 1])),
         (nn.CrossEntropyLoss(reduction="sum"), CLASSES),
-        (functools.partial(F.cross_entropy, reduction="sum"), CLASSES),
-        (lambda output, target: F.cross_entropy(output, target), CLASSES),
+        (functools.partial(cross_entropy, reduction="sum"), CLASSES),
+        (lambda output, target: cross_entropy(output, target), CLASSES),
     ],
 )
 def test_what_is_no_plain_mean_stays_what_it_was(loss_fn, target):
