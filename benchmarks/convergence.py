@@ -136,10 +136,12 @@ METHODS = [
     Method("Adagrad", lambda m, p, lr: torch.optim.Adagrad(m.parameters(), lr), 0.1),
     Method("RMSProp", lambda m, p, lr: torch.optim.RMSprop(m.parameters(), lr), 0.01),
     Method("Adam", lambda m, p, lr: torch.optim.Adam(m.parameters(), lr), 0.03),
-    Method("AdaQN", lambda m, p, lr: AdaQN(m.parameters(), lr, monitor=_monitored(m, p)), 0.03),
+    Method("AdaQN", lambda m, p, lr: AdaQN(m.parameters(), lr, preset="paper", monitor=_monitored(m, p)), 0.03),
     Method(
         "AdaQN, scale-free test",
-        lambda m, p, lr: AdaQN(m.parameters(), lr, monitor=_monitored(m, p), curvature_test="scale_free"),
+        lambda m, p, lr: AdaQN(
+            m.parameters(), lr, preset="paper", monitor=_monitored(m, p), curvature_test="scale_free"
+        ),
         0.03,
     ),
     Method("oLBFGS", lambda m, p, lr: OLBFGS(m.parameters(), lr), 0.1, "closure", lambda opt, n: 2 * n),

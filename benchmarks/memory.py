@@ -61,7 +61,7 @@ def fill(model: nn.Module, width: int, options: dict[str, Any], averaged: bool, 
     if empirical_fisher:
         batch = torch.randn(8, width), torch.randn(8, width)
         options = {**options, "curvature": EmpiricalFisher(model, per_example_loss, [batch])}
-    opt = AdaQN(model.parameters(), lr=1e-5, acceptance="none", curvature_eps=0.0, **options)
+    opt = AdaQN(model.parameters(), lr=1e-5, preset="paper", acceptance="none", curvature_eps=0.0, **options)
     steps = max(options.get("fisher_size", 100), 5 * options.get("memory_size", 10) + 5) + 5
     for step in range(steps):
         for p in model.parameters():

@@ -72,7 +72,7 @@ def step_times(n: int, dtype: torch.dtype, rounds: int, per_turn: int, halves: t
             step()
 
     ours, theirs, rivals = fresh(), fresh(), fresh()
-    opt = AdaQN(ours, lr, acceptance="none", curvature_eps=0.0, history_dtype=dtype, fisher_dtype=dtype)
+    opt = AdaQN(ours, lr, preset="paper", acceptance="none", curvature_eps=0.0, history_dtype=dtype, fisher_dtype=dtype)
     textbook = Textbook(theirs, lr, M, M_F, L, dtype)
 
     def adaqn(direction: Any) -> None:
@@ -132,7 +132,7 @@ def rnn_times(rounds: int) -> Table:
     batches = cycle([(b[:, :-1], b[:, 1:]) for b in torch.randint(84, (64, 32, 51))])
     monitored = torch.randint(84, (128, 51))
     monitor = Stopwatch(Monitor(model, loss_fn, (monitored[:, :-1], monitored[:, 1:])))
-    adaqn = AdaQN(model.parameters(), 1e-3, monitor=monitor, reject_factor=100.0, curvature_eps=0.0)
+    adaqn = AdaQN(model.parameters(), 1e-3, preset="paper", monitor=monitor, reject_factor=100.0, curvature_eps=0.0)
     adam = torch.optim.Adam(model.parameters(), 1e-3, fused=True)
     passes = Stopwatch(lambda x, target: loss_fn(model(x), target).backward())
     seen: dict[str, list[float]] = {}
