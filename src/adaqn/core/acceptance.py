@@ -14,6 +14,9 @@ STEP_RECOVERY = 1.02
 """D11: what the halved step multiplier regains with every accepted cycle."""
 NONFINITE_PATIENCE = 20
 """D13: non-finite gradients in a row after which the weights return to the anchor."""
+CEILING = 10.0
+"""How many times the old loss the paired test never takes for noise: a few examples that blow up raise the standard
+error as they raise the mean."""
 SMALLEST_MULTIPLIER = 2.0**-20
 """D15: six decades below the step size asked for; what is rejected there is not rejected for its length."""
 
@@ -98,7 +101,7 @@ class PairedTest:
             return self.fallback(new, old)
         difference /= scale  # squares of very large or small losses would leave the range of numbers
         mean, error = float(difference.mean()), float(difference.std()) / math.sqrt(len(difference))
-        return mean > 0.0 and mean > self.level * error
+        return (mean > 0.0 and mean > self.level * error) or is_rejected(mean_loss(new), mean_loss(old), CEILING)
 
 
 class RelativeTest(FactorTest):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -119,12 +119,20 @@ class Kronecker(Adam):
         return out
 
     def apply(self, v: Tensor, out: Tensor) -> Tensor:
+        return self._between_bases(torch.div, v, out)
+
+    def apply_inverse(self, v: Tensor, out: Tensor) -> Tensor:
+        return self._between_bases(torch.mul, v, out)
+
+    def _between_bases(self, operation: Callable[..., Tensor], v: Tensor, out: Tensor) -> Tensor:
+        """out ← v with the operation by the roots, in the coordinates of the bases."""
         roots = self._matrices(self.roots(out))
         for i, (part, root) in enumerate(zip(self._matrices(v), roots, strict=True)):
             if self.tensors[i]:
-                out_of_basis(into_basis(part, *self._bases(i)).div_(root), *self._bases(i), out=root)
+                rotated = into_basis(part, *self._bases(i))
+                out_of_basis(operation(rotated, root, out=rotated), *self._bases(i), out=root)
             else:
-                torch.div(part, root, out=root)
+                operation(part, root, out=root)
         return out
 
     def numbers(self, index: int) -> dict[str, float]:

@@ -75,6 +75,27 @@ class Shift:
         y.add_(s, alpha=self.amount)
 
 
+class TowardsH0:
+    """ȳ ← θy + (1−θ)H0⁻¹s with the largest θ ≤ 1 for which s·ȳ ≥ share·s·H0⁻¹s.
+
+    A Fisher product is of the order of g², and H0⁻¹ of that of g: where losses and gradients are small, a pair would
+    say that there is no curvature along s, and the next step along it would be without bound. So far below H0's own
+    guess a pair is not believed; above it, where pairs shorten steps, it is as it was.
+    """
+
+    def __init__(self, share: float) -> None:
+        if not 0.0 < share <= 1.0:
+            raise ValueError(f"damping must lie in [0, 1], got {share}: 0 is none, 0.5 is usual")
+        self.share = share
+
+    def __call__(self, s: Tensor, y: Tensor, scaling: Scaling, reduce: Reduce = local) -> None:
+        along = scaling.apply_inverse(s, out=torch.empty_like(s))
+        h0, sy = reduce(torch.stack([s @ along, s @ y]).double()).tolist()
+        if math.isfinite(h0) and sy < self.share * h0:  # false where sy is not a number
+            theta = (1.0 - self.share) * h0 / (h0 - sy)
+            y.mul_(theta).add_(along, alpha=1.0 - theta)
+
+
 class Damping:
     """ȳ ← θy + (1−θ)H0⁻¹s with θ such that s·ȳ ≥ 0.25 s·H0⁻¹s, as in SdLBFGS: H stays positive definite.
 

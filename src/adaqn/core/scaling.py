@@ -83,6 +83,16 @@ class Scaling:
         """out ← H0·v, where ``out`` is not ``v``."""
         return out.copy_(v)
 
+    def apply_inverse(self, v: Tensor, out: Tensor) -> Tensor:
+        """out ← H0⁻¹·v, where ``out`` is not ``v``. Only damping needs it."""
+        return out.copy_(v)
+
+    def has_inverse(self) -> bool:
+        """Does ``apply_inverse`` belong to ``apply``? Not where a subclass has changed only the latter."""
+        line = type(self).__mro__
+        applied, inverted = (next(c for c in line if name in vars(c)) for name in ("apply", "apply_inverse"))
+        return line.index(inverted) <= line.index(applied)
+
     def on_stored(self, sy: float, yy: float) -> None:
         """A pair with these products went into memory."""
 
@@ -113,6 +123,9 @@ class BarzilaiBorwein(Scaling):
 
     def apply(self, v: Tensor, out: Tensor) -> Tensor:
         return torch.mul(v, self.factor, out=out)
+
+    def apply_inverse(self, v: Tensor, out: Tensor) -> Tensor:
+        return torch.div(v, self.factor, out=out)
 
     def on_stored(self, sy: float, yy: float) -> None:
         self.factor = sy / yy
@@ -145,6 +158,9 @@ class Adagrad(Scaling):
     def apply(self, v: Tensor, out: Tensor) -> Tensor:
         return torch.rsqrt(self.vectors["sum"], out=out).mul_(v)
 
+    def apply_inverse(self, v: Tensor, out: Tensor) -> Tensor:
+        return torch.sqrt(self.vectors["sum"], out=out).mul_(v)
+
 
 class RMSProp(Scaling):
     """H0 = 1/(√v + ε) with v the exponential average of g², as in torch.optim.RMSprop."""
@@ -159,9 +175,15 @@ class RMSProp(Scaling):
     def update(self, g: Tensor) -> None:
         self.vectors["square_avg"].mul_(self.decay).addcmul_(g, g, value=1.0 - self.decay)
 
+    def roots(self, out: Tensor) -> Tensor:
+        """out ← √v + ε."""
+        return torch.sqrt(self.vectors["square_avg"], out=out).add_(self.eps)
+
     def apply(self, v: Tensor, out: Tensor) -> Tensor:
-        root = torch.sqrt(self.vectors["square_avg"], out=out).add_(self.eps)
-        return torch.div(v, root, out=out)
+        return torch.div(v, self.roots(out), out=out)
+
+    def apply_inverse(self, v: Tensor, out: Tensor) -> Tensor:
+        return self.roots(out).mul_(v)
 
 
 class Adam(RMSProp):
@@ -190,9 +212,6 @@ class Adam(RMSProp):
         for part, step in runs(self.sizes, self.steps):
             root[part].mul_(1.0 / math.sqrt(1.0 - self.decay ** max(step, 1)))
         return root.add_(self.eps)
-
-    def apply(self, v: Tensor, out: Tensor) -> Tensor:
-        return torch.div(v, self.roots(out), out=out)
 
     def numbers(self, index: int) -> dict[str, float]:
         return {"step": self.steps[index]}

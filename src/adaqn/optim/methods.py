@@ -22,6 +22,7 @@ from adaqn.optim.options import (
     make_curvature,
     make_curvature_test,
     make_cycle,
+    make_damping,
     make_direction,
     make_h0,
     make_momentum,
@@ -70,6 +71,8 @@ class AdaQN(QuasiNewton):
         curvature: ``"accumulated_fisher"``, or an :class:`adaqn.EmpiricalFisher`, which needs no F̃ in memory.
         fisher_batch_size: examples per gradient; divides the Fisher matrix as in the paper's equation
             for it rather than as in its line 18 (D4).
+        damping: y is mixed with H0⁻¹s until s·y is at least this share of s·H0⁻¹s: no pair lengthens a step by more
+            than its inverse. 0 is none, the paper's.
         curvature_test: ``"absolute"`` (the paper's s·y > ε s·s), ``"scale_free"`` (s·y > ε‖s‖‖y‖), or a function
             ``(ss, sy, yy, eps) -> bool``.
         acceptance: ``"factor"``, ``"relative"`` (the same test in the paper's other form, D12), ``"paired"`` (worse by
@@ -130,6 +133,7 @@ class AdaQN(QuasiNewton):
         momentum_on_reject: str = "reset",
         curvature: str | Curvature = "accumulated_fisher",
         fisher_batch_size: int | None = None,
+        damping: float | None = None,
         curvature_test: str | CurvatureTest | None = None,
         acceptance: str | Acceptance | None = None,
         anchor_patience: int | None = 20,
@@ -148,9 +152,10 @@ class AdaQN(QuasiNewton):
     ) -> None:
         p = chosen(
             preset, lr=lr, cycle_length=cycle_length, memory_size=memory_size, fisher_size=fisher_size, scaling=scaling,
-            momentum=momentum, nesterov=nesterov, curvature_test=curvature_test, acceptance=acceptance,
+            momentum=momentum, nesterov=nesterov, damping=damping, curvature_test=curvature_test, acceptance=acceptance,
             reject_window=reject_window,
         )  # fmt: skip
+        h0 = make_h0(p.scaling, scaling_eps)
         length, bounds = make_cycle(p.cycle_length, min_cycle_length, max_cycle_length)
         options = Options(
             monitor=monitor,
@@ -158,7 +163,8 @@ class AdaQN(QuasiNewton):
             cycle_bounds=bounds,
             memory_size=p.memory_size,
             curvature_eps=curvature_eps,
-            scaling=make_h0(p.scaling, scaling_eps),
+            scaling=h0,
+            repair=make_damping(p.damping, h0, asked=damping is not None),
             curvature=make_curvature(curvature, p.fisher_size, fisher_batch_size),
             curvature_test=make_curvature_test(p.curvature_test),
             acceptance=make_acceptance(p.acceptance, reject_factor, paired_level),

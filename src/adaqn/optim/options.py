@@ -18,7 +18,7 @@ from adaqn.core.curvature import AccumulatedFisher, Curvature
 from adaqn.core.cycle import START
 from adaqn.core.direction import Direction, gram, two_loop
 from adaqn.core.momentum import Momentum
-from adaqn.core.pairs import CURVATURE_TESTS, CurvatureTest, Repair, absolute
+from adaqn.core.pairs import CURVATURE_TESTS, CurvatureTest, Repair, TowardsH0, absolute
 from adaqn.core.scaling import Adagrad, Scaling
 from adaqn.core.scaling_names import SCALINGS, make_scaling
 from adaqn.optim.events import CycleCallback
@@ -27,7 +27,9 @@ from adaqn.optim.memory import Precision
 T = TypeVar("T")
 DIRECTIONS: dict[str, Direction] = {"gram": gram, "two_loop": two_loop}
 HISTORY_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
-_OF_ALL = {"cycle_length", "memory_size", "fisher_size", "monitor", "scaling", "maximize", "momentum", "preset"}
+_OF_ALL = {
+    "cycle_length", "memory_size", "fisher_size", "monitor", "scaling", "maximize", "momentum", "damping", "preset",
+}  # fmt: skip
 
 
 @dataclass
@@ -158,6 +160,22 @@ def make_momentum(beta: float, *, nesterov: bool = False) -> Momentum | None:
     if isinstance(beta, bool) or not isinstance(beta, numbers.Real):
         raise TypeError(f"momentum must be a number, got {beta!r}")
     return Momentum(float(beta), nesterov=nesterov) if beta != 0.0 else None
+
+
+def make_damping(share: float, scaling: Scaling, *, asked: bool) -> TowardsH0 | None:
+    """None for 0. What a preset says is left out where H0 has no inverse; asked for, that is an error."""
+    if isinstance(share, bool) or not isinstance(share, numbers.Real):
+        raise TypeError(f"damping must be a number, got {share!r}")
+    if share == 0.0:
+        return None
+    if not scaling.has_inverse():
+        if asked:
+            raise ValueError(
+                f"damping={share} needs H0⁻¹, and {type(scaling).__name__} has an apply() without its own "
+                "apply_inverse(): write that too, or give damping=0"
+            )
+        return None
+    return TowardsH0(float(share))
 
 
 def make_h0(scaling: str | Scaling, eps: float | None) -> Scaling:

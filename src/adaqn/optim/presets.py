@@ -27,6 +27,7 @@ class Preset:
     cycle_length: int | str = 5
     memory_size: int = 10
     fisher_size: int = 100
+    damping: float = 0.0
     curvature_test: str | CurvatureTest = "absolute"
     acceptance: str | Acceptance = "factor"
     reject_window: int = 0
@@ -40,6 +41,7 @@ MODERN = Preset(
     nesterov=True,
     memory_size=3,
     fisher_size=50,
+    damping=0.5,
     curvature_test="scale_free",
     acceptance="auto",
     reject_window=10,
