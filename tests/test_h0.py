@@ -82,7 +82,7 @@ def test_it_is_the_soap_that_people_use():
     start = torch.randn(4, 3, dtype=torch.float64)
     ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
     soap = SOAP([theirs], lr=0.01, betas=(0.0, 0.95), weight_decay=0.0, eps=1e-12)
-    opt = quiet([ours], lr=0.0, scaling=Kronecker(eps=1e-12), **NO_PAIRS)
+    opt = quiet([ours], lr=0.0, scaling=Kronecker(eps=1e-12, refresh=10), **NO_PAIRS)
     for _ in range(25):
         ours.grad = torch.randn(4, 3, dtype=torch.float64) + ours.detach()
         theirs.grad = ours.grad.clone()

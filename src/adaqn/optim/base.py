@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from adaqn.core.acceptance import mean_loss
 from adaqn.core.outcome import Outcome
+from adaqn.core.pairs import TowardsH0
 from adaqn.optim import checkpoint
 from adaqn.optim.counters import Counters, migrated
 from adaqn.optim.events import CycleEvent, Stats
@@ -99,7 +100,8 @@ class HistoryOptimizer(Optimizer):
         accepted = self._memory is not None and self._memory.accepted is not None
         gram = 8 * self.options.memory_size**2
         packed = packed_bytes(scaling_tensors(self.options.scaling, flat), flat)
-        return planned_bytes(flat, self._plan()) + packed + gram + accepted * flat.n * flat.dtype.itemsize
+        vectors = accepted + isinstance(self.options.repair, TowardsH0)  # H0⁻¹s, while a pair is damped
+        return planned_bytes(flat, self._plan()) + packed + gram + vectors * flat.n * flat.dtype.itemsize
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
