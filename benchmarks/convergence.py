@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from adaqn import OLBFGS, RES, SQN, AdaQN, HessianProduct, Monitor, SdLBFGS
 from adaqn.baselines import KFAC, SFO, HessianFree
 from adaqn.experiments.cells import LinearRNN
+from adaqn.experiments.stepping import take_step
 
 Batch = tuple[Tensor, Tensor]
 
@@ -164,19 +165,7 @@ def take(method: Method, opt: Any, model: nn.Module, problem: Problem, order: Te
         output = model(x)
         return problem.loss(output, target), output
 
-    def closure() -> Tensor:
-        opt.zero_grad()
-        loss, _ = forward()
-        loss.backward()
-        return loss
-
-    if method.step == "plain":
-        closure()
-        opt.step()
-    elif method.step == "indexed":
-        opt.step(closure, index)
-    else:
-        opt.step(closure if method.step == "closure" else forward)
+    take_step(opt, method.step, forward, index)
 
 
 def steps_to_target(method: Method, problem: Problem, lr: float, seed: int, most: int) -> tuple[float, float]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from adaqn import OLBFGS, RES, SQN, AdaQN, HessianProduct, Monitor, SdLBFGS
 from adaqn.baselines import KFAC, SFO, HessianFree
+from adaqn.experiments.stepping import take_step
 
 BATCHES = 5
 loss_fn = nn.MSELoss()
@@ -45,19 +46,7 @@ class Method:
             output = model(x)
             return loss_fn(output, target), output
 
-        def closure() -> Tensor:
-            opt.zero_grad()
-            loss, _ = forward()
-            loss.backward()
-            return loss
-
-        if self.step == "plain":
-            closure()
-            opt.step()
-        elif self.step == "indexed":
-            opt.step(closure, index)
-        else:
-            opt.step(closure if self.step == "closure" else forward)
+        take_step(opt, self.step, forward, index)
 
 
 METHODS = [

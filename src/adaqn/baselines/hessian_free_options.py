@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from adaqn.core.checks import at_least_one
 from adaqn.optim.flat import check_one_device
-from adaqn.optim.options import at_least_one, choose
+from adaqn.optim.options import choose
 
 PRECONDITIONERS = {name: name for name in ("fisher", "gradient", "none")}
 

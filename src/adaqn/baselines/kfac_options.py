@@ -11,7 +11,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from adaqn.baselines.kfac_layers import Block
-from adaqn.optim.options import at_least_one, choose
+from adaqn.core.checks import at_least_one
+from adaqn.optim.options import choose
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ from torch.optim import Optimizer
 
 from adaqn.baselines.sfo_memory import Memory, dimensions, planned_bytes
 from adaqn.baselines.sfo_model import SumModel
+from adaqn.core.checks import at_least_one
 from adaqn.optim.checkpoint import saved_entries
 from adaqn.optim.flat import FlatParameters, check_one_device
-from adaqn.optim.options import at_least_one, choose
+from adaqn.optim.options import choose
 
 DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 

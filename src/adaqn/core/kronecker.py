@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from adaqn.core.checks import at_least_one
 from adaqn.core.eigenbasis import add_outer, first_basis, into_basis, lift, matrix_shape, next_basis, out_of_basis
 from adaqn.core.scaling import Adam, decay_in_range
 
@@ -72,8 +72,8 @@ class Kronecker(Adam):
         basis_decay: float | None = None,
     ) -> None:
         super().__init__(decay, eps)
-        self.refresh = _at_least_one("refresh", refresh)
-        self.max_dimension = _at_least_one("max_dimension", max_dimension)
+        self.refresh = at_least_one("refresh", refresh)
+        self.max_dimension = at_least_one("max_dimension", max_dimension)
         self.basis_decay = self.decay if basis_decay is None else decay_in_range("basis_decay", basis_decay)
         self.seen: list[int] = []
 
@@ -167,15 +167,3 @@ class Kronecker(Adam):
         """One view per parameter, a matrix."""
         pieces = torch.split(vector, self.sizes)
         return [piece.view(matrix_shape(shape)) for piece, shape in zip(pieces, self.shapes, strict=True)]
-
-
-def _at_least_one(name: str, value: int) -> int:
-    try:
-        whole = not isinstance(value, bool) and operator.index(value) == value
-    except TypeError:
-        whole = False
-    if not whole:
-        raise TypeError(f"{name} must be a whole number, got {value!r}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}")
-    return value

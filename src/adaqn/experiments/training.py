@@ -21,6 +21,7 @@ from adaqn.experiments.config import RunConfig
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.interrupts import interrupts_noted
 from adaqn.experiments.optimizers import entry, known_classes, make_optimizer, prepare_model, resolved
+from adaqn.experiments.stepping import take_step
 from adaqn.experiments.storage import (
     json_text,
     load_checkpoint,
@@ -132,8 +133,7 @@ class Run:
 
     def _advance(self) -> None:
         start = time.perf_counter()
-        indexed = self.kind == "indexed"
-        index = self.optimizer.next_index() if indexed else self.step  # type: ignore[attr-defined]
+        index = self.optimizer.next_index() if self.kind == "indexed" else self.step  # type: ignore[attr-defined]
         x, target = self.task.batch(index)
         hidden = self.hidden if self.task.continues(self.step) else None
         last: list[Any] = [None, None]
@@ -145,21 +145,8 @@ class Run:
                 last[:] = [loss.detach(), output[1]]
             return loss, output[0]
 
-        def closure() -> Tensor:
-            self.optimizer.zero_grad()
-            loss, _ = forward()
-            loss.backward()  # type: ignore[no-untyped-call]
-            if self.config.clip is not None:
-                nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
-            return loss
-
-        if self.kind == "plain":
-            closure()
-            self.optimizer.step()
-        elif indexed:
-            self.optimizer.step(closure, index)  # type: ignore[call-overload]
-        else:
-            self.optimizer.step(closure if self.kind == "closure" else forward)  # type: ignore[arg-type]
+        clip = None if self.config.clip is None else (self.model, self.config.clip)
+        take_step(self.optimizer, self.kind, forward, index, clip)
         self.hidden = detached(last[1]) if self.config.carry_state else None
         self.step += 1
         self.loss_sum += last[0]

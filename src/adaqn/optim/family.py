@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from adaqn.core.barzilai_borwein import BoundedBarzilaiBorwein, MeanBarzilaiBorwein
+from adaqn.core.checks import at_least_one
 from adaqn.core.curvature import Curvature
 from adaqn.core.direction import Direction
 from adaqn.core.pairs import Damping, Shift, absolute, positive
@@ -17,7 +18,7 @@ from adaqn.core.scaling import BarzilaiBorwein
 from adaqn.optim.events import CycleCallback
 from adaqn.optim.gradient_difference import GradientDifference
 from adaqn.optim.memory import Precision
-from adaqn.optim.options import Options, at_least_one, make_direction
+from adaqn.optim.options import Options, make_direction
 from adaqn.optim.quasi_newton import QuasiNewton
 
 if TYPE_CHECKING:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import numbers
-import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from adaqn.core.acceptance import Acceptance, FactorTest, PairedTest, RelativeTest
+from adaqn.core.checks import at_least_one, whole
 from adaqn.core.curvature import AccumulatedFisher, Curvature
 from adaqn.core.cycle import START
 from adaqn.core.direction import Direction, gram, two_loop
@@ -189,21 +189,6 @@ def make_h0(scaling: str | Scaling, eps: float | None) -> Scaling:
         if isinstance(getattr(scaling, name), str):
             raise TypeError(f"{name} of {type(scaling).__name__} must be a tuple of names, got a string: add a comma")
     return copy.deepcopy(scaling)  # it will hold this optimizer's vectors; another may be given the same object
-
-
-def at_least_one(name: str, value: int) -> None:
-    whole(name, value, 1)
-
-
-def whole(name: str, value: int, least: int) -> None:
-    try:
-        is_whole = not isinstance(value, bool) and operator.index(value) == value
-    except TypeError:
-        is_whole = False
-    if not is_whole:
-        raise TypeError(f"{name} must be a whole number, got {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
 
 
 def choose(name: str, value: str, choices: dict[str, T]) -> T:
