@@ -20,7 +20,7 @@ from adaqn.experiments.display import count_bars, progress_bars
 from adaqn.experiments.doctor import examine
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.figures.command import figure
-from adaqn.experiments.optimizers import TABLE
+from adaqn.experiments.optimizers import TABLE, resolved
 from adaqn.experiments.options import AsJson, DataDir, Device, Threads, Workers, run_options
 from adaqn.experiments.report import write_report
 from adaqn.experiments.runner import folder_name, run_one
@@ -220,6 +220,8 @@ def stored_config(folder: Path) -> RunConfig:
 
 def refuse_changes(context: typer.Context, given: RunConfig, stored: RunConfig, folder: Path) -> None:
     """A resumed run is the run that it was; what contradicts it on the command line is told."""
+    if given.options:  # as written out: a preset may say the same
+        given = replace(given, options=resolved(replace(stored, options=given.options)).options)
     for name in (field.name for field in fields(RunConfig)):
         asked = "option" if name == "options" else name
         source = context.get_parameter_source(asked)
