@@ -80,7 +80,7 @@ def train(
 def compare(
     base: RunConfig,
     optimizers: Annotated[str, typer.Option(help="Names with commas between; name:lr sets a step size.")] = (
-        "adaqn:0.00631,adagrad:0.00631,adam:0.00398"
+        "adaqn:0.00533,adaqn-paper:0.00631,adagrad:0.00631,adam:0.00398"
     ),
     seeds: Annotated[int, typer.Option(help="Runs of each, with seeds 0, 1, ...")] = 1,
     workers: Workers = 2,
