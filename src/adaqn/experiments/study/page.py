@@ -20,6 +20,8 @@ from adaqn.experiments.study.results import Row
 from adaqn.experiments.study.summary import YARDSTICK, Line, mean_text, mean_trace, range_text
 
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
+DECADES_APART = 30.0
+"""Losses that fall by more than this factor are drawn on a logarithmic axis."""
 STYLES = {"adaqn-paper": ":", "adaqn-modern": "--"}
 
 
@@ -105,7 +107,9 @@ def draw(of_cell: list[Line], by_name: dict[tuple[str, str], Row], seeds: int, s
                 steps * factor, values.min(0), values.max(0), color=plots.colour(line.method), alpha=0.12, linewidth=0
             )
     start = max(float(line.get_ydata()[0]) for line in axes[0][0].get_lines())
-    if math.isfinite(start) and start > lowest:
+    if 0.0 < lowest < start / DECADES_APART:
+        axes[0][0].set_yscale("log")
+    elif math.isfinite(start) and start > lowest:
         axes[0][0].set_ylim(lowest - 0.04 * (start - lowest), lowest + 0.6 * (start - lowest))
     axes[0][0].set_xlabel("step")
     axes[0][0].set_ylabel(f"test loss ({of_cell[0].unit})")
