@@ -35,7 +35,8 @@ def check(
 ) -> None:
     """Do these entries fit buffers of that plan, and tensors of those shapes? One clear error if not."""
     rows = {name: shape for name, (shape, _, _) in plan.items() if name not in WORK}
-    for index, (entry, shape) in enumerate(zip(entries, flat.shapes, strict=True)):
+    for index, entry in enumerate(entries):
+        shape = flat.saved_shape(index)
         version = entry.get("format", FORMAT)
         if version != FORMAT:
             raise ValueError(
@@ -56,9 +57,9 @@ def check(
         (memory_size,) = rows["pairs_s"]
         shapes["gram"] = (memory_size, memory_size)
         if "accepted" in entry:
-            shapes["accepted"] = tuple(shape)
+            rows, shapes["accepted"] = rows | {"accepted": ()}, shape
         for name, ours in shapes.items():
-            _check_tensor(index, name, entry[name], ours)
+            _check_tensor(index, name, entry[name], ours, rows.get(name))
         for name in sorted(numbers):
             _check_number(index, name, entry[name])
         fisher_size = rows["fisher"][0] if "fisher" in rows else None
@@ -68,10 +69,14 @@ def check(
                 _check_range(index, f"{ring}_start", entry[f"{ring}_start"], size - 1)
 
 
-def _check_tensor(index: int, name: str, saved: Any, ours: tuple[int, ...]) -> None:
+def _check_tensor(index: int, name: str, saved: Any, ours: tuple[int, ...], prefix: tuple[int, ...] | None) -> None:
     if not isinstance(saved, Tensor):
         raise ValueError(f"the saved {name!r} of parameter {index} is {type(saved).__name__}, not a tensor")
-    if tuple(saved.shape) != ours:
+    if prefix is not None and saved.shape[: len(prefix)] == prefix and 1 in (saved.dim() - len(prefix), len(ours) - len(prefix)):
+        fits = saved.numel() == math.prod(ours)  # shard_history saves vectors without the parameter's shape
+    else:
+        fits = tuple(saved.shape) == ours
+    if not fits:
         raise ValueError(
             f"the saved {name!r} of parameter {index} has shape {tuple(saved.shape)}, and this optimizer's "
             f"is {ours}: use the model, memory_size and fisher_size that it was saved with"
@@ -98,9 +103,10 @@ def restore(memory: Memory, entries: list[Entry]) -> None:
     """Copy checked entries into the memory."""
     if all("accepted" in entry for entry in entries):
         memory.keep_accepted()
-    for entry, tensors in zip(entries, memory.per_parameter(), strict=True):
+    rows = memory.buffers.keys() - memory.packed.keys()
+    for index, (entry, tensors) in enumerate(zip(entries, memory.per_parameter(), strict=True)):
         for name, ours in tensors.items():
-            ours.copy_(entry[name])
+            ours.copy_(memory.flat.held(index, entry[name], ours) if name in rows else entry[name])
     memory.load_numbers(entries)
     if any(entry["pairs_s"].dtype != memory.pairs.S.dtype for entry in entries):
         memory.pairs.recompute()

@@ -63,12 +63,12 @@ class Memory:
         self.average = Average(self.buffers["window"])
         # Cut once: the per-parameter views of what every step touches.
         self.g_parts, self.d_parts, self.window_parts = map(flat.views, (self.g, self.d, self.average.total))
-        self.pairs = Pairs(self.buffers["pairs_s"], self.buffers["pairs_y"], self.gram)
+        self.pairs = Pairs(self.buffers["pairs_s"], self.buffers["pairs_y"], self.gram, flat.settle)
         vectors = {name: self.buffers[f"scaling_{name}"] for name in scaling.vector_names}
         tensors = by_parameter(self.buffers, self.packed, len(flat.params))
         scaling.build(vectors, flat.shapes, [_without_prefix("scaling_", entry) for entry in tensors])
         if curvature.rows:
-            curvature.build(self.buffers["fisher"])
+            curvature.build(self.buffers["fisher"], flat.reduce)
         if momentum is not None:
             momentum.build(self.buffers["momentum"], flat.sizes)
         self.restart()
@@ -159,6 +159,14 @@ class Memory:
             for entry, view in zip(state, self.flat.views(self.buffers[name]), strict=True):
                 entry[name] = view
         return state
+
+    def shown(self) -> list[dict[str, Any]]:
+        """The same as they are saved: what lies in parts on several processes as DTensors."""
+        rows = self.buffers.keys() - self.packed.keys()
+        return [
+            {name: self.flat.shown(i, tensor) if name in rows else tensor for name, tensor in entry.items()}
+            for i, entry in enumerate(self.per_parameter())
+        ]
 
     def numbers(self, index: int) -> dict[str, float]:
         """The plain numbers of that parameter's state."""

@@ -11,14 +11,16 @@ from torch import Tensor
 
 from adaqn.core.acceptance import NONFINITE_PATIENCE, STEP_RECOVERY
 from adaqn.core.cycle import cosine_of_newest, next_cycle_length, signal_share
+from adaqn.core.direction import gram
 from adaqn.core.outcome import Outcome
 from adaqn.core.pairs import is_usable
 from adaqn.core.pairs import products as products_of
-from adaqn.core.products import local, round_to
+from adaqn.core.products import dots, round_to
 from adaqn.optim.base import NO_PAIR, Products
 from adaqn.optim.gradient_difference import GradientDifference
 from adaqn.optim.judging import JudgingOptimizer, size_of
 from adaqn.optim.memory import Memory
+from adaqn.optim.model_curvature import BatchCurvature
 
 
 class QuasiNewton(JudgingOptimizer):
@@ -40,16 +42,17 @@ class QuasiNewton(JudgingOptimizer):
         if m.counters.steps == 0 and m.counters.cycles == 0:
             m.restart()  # the weights may have changed since the memory was made
         present = m.flat.gather_gradients(m.g_parts)
-        if not self._may_step(m):
-            return loss
         if self.options.maximize:
             m.g.neg_()
+        size, s_dot_g = self._look(m, present)
+        if not self._may_step(m, size):
+            return loss
         m.update_scaling(present)
         if self.options.pairs_from_start:
             torch._foreach_copy_(m.flat.views(m.anchor), m.weights())  # s is this step, whatever moved the weights
         m.curvature.observe(m.g)  # l. 6
         m.average_gradient(present)  # H0 and F̃ have seen the raw one
-        self._descend(m, present)  # l. 5
+        self._descend(m, present, s_dot_g)  # l. 5
         m.add_to_window()  # l. 7
         m.counters.steps += 1
         if m.average.count >= self._cycle_length(m.counters):  # l. 8; D1
@@ -81,9 +84,25 @@ class QuasiNewton(JudgingOptimizer):
         self._count(m, outcome)
         self._tell(m, outcome, new, old, products)
 
-    def _may_step(self, m: Memory) -> bool:
-        """The one read per step from the device: is the gradient finite, and is there one at all?"""
-        size, c = size_of(m.g), m.counters
+    def _look(self, m: Memory, present: list[int]) -> tuple[float, Tensor | None]:
+        """(The size of the gradient, the one read per step from the device; and S·g where it came with it).
+
+        With a vector in parts both are sums over the processes, and travel together (D19). The gradient that
+        the recursion will see is made beforehand for that, in the memory of the direction; nothing else changes.
+        """
+        if m.flat.is_whole or self.options.direction is not gram or len(m.pairs) == 0:
+            return size_of(m.g, m.flat.reduce), None
+        ahead = m.d.copy_(m.g) if m.momentum is None else m.momentum.preview(m.g, present, out=m.d)
+        roots = self._roots(m)
+        if roots is not None:
+            _scale_parts(m.d_parts, roots)
+        size = torch.tensor([size_of(m.g)], dtype=torch.float64, device=m.g.device)
+        total = m.flat.reduce(torch.cat([size, dots(m.pairs.S, ahead)]))
+        return float(total[0]), total[1:]
+
+    def _may_step(self, m: Memory, size: float) -> bool:
+        """Is the gradient finite, and is there one at all?"""
+        c = m.counters
         if math.isfinite(size):
             c.nonfinite_in_row = 0
             # torch.distributed.checkpoint makes state by a call without gradient and lr; it must leave no trace.
@@ -92,9 +111,8 @@ class QuasiNewton(JudgingOptimizer):
             raise FloatingPointError("the gradient holds inf or nan; nothing was changed (on_nonfinite='raise')")
         c.nonfinite += 1  # D9
         c.nonfinite_in_row += 1
-        weights_are_finite = all(w.isfinite().all() for w in m.weights())
-        if not weights_are_finite or c.nonfinite_in_row >= NONFINITE_PATIENCE:  # D13
-            if not math.isfinite(size_of(m.anchor)):
+        if not self._weights_are_finite(m) or c.nonfinite_in_row >= NONFINITE_PATIENCE:  # D13
+            if not math.isfinite(size_of(m.anchor, m.flat.reduce)):
                 raise FloatingPointError(
                     "neither the weights nor the point to return to are finite: load good weights, then call "
                     "opt.reset_history()"
@@ -106,27 +124,28 @@ class QuasiNewton(JudgingOptimizer):
             self._tell(m, Outcome.REJECTED)
         return False
 
+    def _weights_are_finite(self, m: Memory) -> bool:
+        lost = sum(not w.isfinite().all() for w in m.weights())
+        return float(m.flat.reduce(torch.tensor([lost], dtype=torch.float64, device=m.g.device))) == 0.0
+
     def _check_step_sizes(self) -> None:
         for group in self.param_groups:  # a tensor's value would have to be read from the device
             if not isinstance(group["lr"], Tensor) and not group["lr"] >= 0.0:
                 raise ValueError(f"lr must be at least 0, got {group['lr']}: was it set by a scheduler?")
 
-    def _descend(self, m: Memory, present: list[int]) -> None:
+    def _descend(self, m: Memory, present: list[int], s_dot_g: Tensor | None) -> None:
         """w ← w − Λ^½ H Λ^½ g with Λ the step sizes of the groups; only where there are gradients."""
         multiplier = self._step_multiplier(m)
-        groups = [group for group in self.param_groups for p in group["params"] if p.requires_grad]
-        first = groups[0]["lr"]
-        direction = self.options.direction
-        if all(_same_lr(group["lr"], first) for group in self.param_groups):
-            d, scale = direction(m.g, m.pairs, m.scaling, out=m.d), first * multiplier
+        groups, roots = self._groups(), self._roots(m)
+        if roots is None:
+            d, scale = self._direction(m, s_dot_g), groups[0]["lr"] * multiplier
             if isinstance(scale, Tensor):
                 d, scale = d.mul_(scale), 1.0
         else:
-            roots = [(group["lr"] * multiplier) ** 0.5 for group in groups]
             _scale_parts(m.g_parts, roots)
-            d, scale = direction(m.g, m.pairs, m.scaling, out=m.d), 1.0
+            d, scale = self._direction(m, s_dot_g), 1.0
             _scale_parts(m.d_parts, roots)
-        if self.options.guarded and not math.isfinite(size_of(d)):
+        if self.options.guarded and not math.isfinite(size_of(d, m.flat.reduce)):
             m.clear_history()
             d.zero_()
         weights, steps = m.weights(), m.d_parts
@@ -136,6 +155,26 @@ class QuasiNewton(JudgingOptimizer):
         torch._foreach_add_([weights[i] for i in present], [steps[i] for i in present], alpha=-scale)
         if m.master is not None:
             m.flat.scatter(m.master)
+        else:
+            m.flat.publish()
+
+    def _direction(self, m: Memory, s_dot_g: Tensor | None) -> Tensor:
+        if s_dot_g is not None:
+            return gram(m.g, m.pairs, m.scaling, out=m.d, reduce=m.flat.reduce, s_dot_g=s_dot_g)
+        if m.flat.is_whole:
+            return self.options.direction(m.g, m.pairs, m.scaling, out=m.d)
+        return self.options.direction(m.g, m.pairs, m.scaling, out=m.d, reduce=m.flat.reduce)
+
+    def _groups(self) -> list[dict[str, Any]]:
+        """The group of each trainable parameter."""
+        return [group for group in self.param_groups for p in group["params"] if p.requires_grad]
+
+    def _roots(self, m: Memory) -> list[float | Tensor] | None:
+        """Λ^½ by parameter; ``None`` where all step sizes are the same."""
+        groups, multiplier = self._groups(), self._step_multiplier(m)
+        if all(_same_lr(group["lr"], groups[0]["lr"]) for group in self.param_groups):
+            return None
+        return [(group["lr"] * multiplier) ** 0.5 for group in groups]
 
     def _step_multiplier(self, m: Memory) -> float:
         decay = self.options.decay_steps
@@ -155,7 +194,7 @@ class QuasiNewton(JudgingOptimizer):
     def _curvature_along(self, m: Memory, s: Tensor, candidate: Tensor) -> Tensor:
         """y, in the memory of the window's sum, which is spent; put back if the user's model raises."""
         try:
-            y = m.curvature.product(s, candidate, out=m.average.total)
+            y = self._product(m, s, candidate)
         except BaseException:
             if self.options.pairs_from_start:
                 m.average.clear()  # the next step has an anchor of its own
@@ -164,13 +203,20 @@ class QuasiNewton(JudgingOptimizer):
             raise
         return y.neg_() if self.options.maximize and m.curvature.signed else y
 
+    def _product(self, m: Memory, s: Tensor, candidate: Tensor) -> Tensor:
+        if not isinstance(m.curvature, BatchCurvature):
+            return m.curvature.product(s, candidate, out=m.average.total)
+        with m.flat.processes.together("the curvature"):
+            y = m.curvature.product(s, candidate, out=m.average.total)
+        return m.flat.processes.average_(y)  # each process has batches of its own
+
     def _offer(self, m: Memory, s: Tensor, y: Tensor) -> tuple[Outcome, Products]:
         """Store the pair if its curvature is good enough (l. 19)."""
         if self.options.repair is not None:
-            self.options.repair(s, y, m.scaling, local)
+            self.options.repair(s, y, m.scaling, m.flat.settle)
         for vector, rows in ((s, m.pairs.S), (y, m.pairs.Y)):
             round_to(rows.dtype, vector)  # what is stored is what must pass the test
-        ss, sy, yy = products_of(s, y)
+        ss, sy, yy = products_of(s, y, m.flat.settle)
         if not (is_usable(sy, yy) and self.options.curvature_test(ss, sy, yy, self.options.curvature_eps)):  # D14
             return Outcome.SKIPPED, (ss, sy, yy)
         m.pairs.push(s, y)  # l. 20
@@ -195,7 +241,7 @@ class QuasiNewton(JudgingOptimizer):
         if self.options.cycle_bounds is None:
             return
         length, beta = self._cycle_length(m.counters), m.momentum.beta if m.momentum is not None else 0.0
-        cosine = cosine_of_newest(m.pairs) if outcome is Outcome.STORED else None
+        cosine = cosine_of_newest(m.pairs, m.flat.settle) if outcome is Outcome.STORED else None
         share = signal_share(cosine, length, beta) if cosine is not None else None
         m.counters.cycle_length = next_cycle_length(length, outcome, share, *self.options.cycle_bounds)
 
