@@ -72,7 +72,11 @@ def check(
 def _check_tensor(index: int, name: str, saved: Any, ours: tuple[int, ...], prefix: tuple[int, ...] | None) -> None:
     if not isinstance(saved, Tensor):
         raise ValueError(f"the saved {name!r} of parameter {index} is {type(saved).__name__}, not a tensor")
-    if prefix is not None and saved.shape[: len(prefix)] == prefix and 1 in (saved.dim() - len(prefix), len(ours) - len(prefix)):
+    if (
+        prefix is not None
+        and saved.shape[: len(prefix)] == prefix
+        and 1 in (saved.dim() - len(prefix), len(ours) - len(prefix))
+    ):
         fits = saved.numel() == math.prod(ours)  # shard_history saves vectors without the parameter's shape
     else:
         fits = tuple(saved.shape) == ours

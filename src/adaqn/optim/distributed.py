@@ -142,9 +142,9 @@ class Group(Processes):
 
     def gathered(self, row: Tensor) -> Tensor:
         """The rows of all processes as a matrix; all of one length."""
-        rows = row.new_empty(self.count * row.numel())
-        dist.all_gather_into_tensor(rows, row, group=self.group)
-        return rows.view(self.count, -1)
+        rows = row.new_empty(self.count, row.numel())
+        dist.all_gather(list(rows), row, group=self.group)
+        return rows
 
 
 def check_group(process_group: Any) -> None:
@@ -163,7 +163,9 @@ def processes_for(process_group: Any, params: Sequence[Tensor]) -> Processes:
     mesh = mesh_of(params)
     if mesh is not None:
         if process_group == INDEPENDENT:
-            raise ValueError("process_group='none' with sharded parameters: they are of several processes, leave it out")
+            raise ValueError(
+                "process_group='none' with sharded parameters: they are of several processes, leave it out"
+            )
         placements = next(p.placements for p in params if isinstance(p, DTensor))
         parts = [mesh.get_group(dim) for dim, placement in enumerate(placements) if isinstance(placement, Shard)]
         return Group(process_group or _group_of(mesh), params[0].device, parts)
@@ -199,7 +201,9 @@ def _group_of(mesh: DeviceMesh) -> Any:
         return mesh.get_group()
     if mesh.size() == dist.get_world_size():
         return dist.group.WORLD
-    raise ValueError("the parameters lie on a part of all processes, in a mesh of several dimensions: give process_group")
+    raise ValueError(
+        "the parameters lie on a part of all processes, in a mesh of several dimensions: give process_group"
+    )
 
 
 def local_part(tensor: Tensor) -> Tensor:

@@ -48,9 +48,7 @@ def source_states(source: Optimizer | dict[str, Any], params: list[Tensor]) -> l
     return [source["state"].get(index, {}) for index in indices]
 
 
-def fill_scaling(
-    scaling: Scaling, views: list[Tensor], states: list[dict[str, Any]], flat: FlatParameters
-) -> None:
+def fill_scaling(scaling: Scaling, views: list[Tensor], states: list[dict[str, Any]], flat: FlatParameters) -> None:
     """Copy second moments into the scaling's vector, given as one view per parameter.
 
     Parameters without state keep their initial value.
