@@ -93,11 +93,11 @@ def wrapped(net, kind):
     return net
 
 
-def outcomes(kind, name, steps=200, **options):
+def outcomes(kind, name, steps=200, shard_history=False):
     """(path, statistics, how each cycle ended), with gradients that are not finite on the way."""
     events = []
     net = wrapped(model(), kind)
-    opt = monitored(net, net.parameters(), name, on_cycle=events.append, **options)
+    opt = monitored(net, net.parameters(), name, on_cycle=events.append, shard_history=shard_history)
     path = train(net, opt, steps, poisoned=(20, 21))
     return path, opt.stats, [(event.outcome.value, event.step) for event in events]
 

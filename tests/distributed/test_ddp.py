@@ -21,10 +21,10 @@ def pooled_verdicts():
     rank = dist.get_rank()
     found = []
     for losses in (torch.arange(2.0 + rank), torch.tensor(1.0 + rank), None if rank == 0 else torch.tensor([3.0, 5.0])):
-        seen = []
+        seen: list[torch.Tensor] = []
         w = nn.Parameter(torch.ones(3))
         monitor = None if losses is None else lambda losses=losses: losses
-        opt = AdaQN([w], 0.1, monitor=monitor, acceptance=lambda new, old: seen.append(new) or False, cycle_length=1)
+        opt = AdaQN([w], 0.1, monitor=monitor, acceptance=lambda new, old, seen=seen: seen.append(new), cycle_length=1)
         for _ in range(2):
             w.grad = torch.ones(3)
             opt.step()
@@ -105,5 +105,5 @@ def test_the_empirical_fisher_is_averaged_over_the_processes():
 
 
 def test_a_group_that_is_none_is_refused():
-    with pytest.raises(TypeError, match="process_group must be .* got 'nccl'"):
+    with pytest.raises(TypeError, match=r"process_group must be .* got 'nccl'"):
         AdaQN([nn.Parameter(torch.ones(2))], process_group="nccl")

@@ -57,9 +57,10 @@ def check(
         (memory_size,) = rows["pairs_s"]
         shapes["gram"] = (memory_size, memory_size)
         if "accepted" in entry:
-            rows, shapes["accepted"] = rows | {"accepted": ()}, shape
+            shapes["accepted"] = shape
         for name, ours in shapes.items():
-            _check_tensor(index, name, entry[name], ours, rows.get(name))
+            is_vector = name in rows or name == "accepted"
+            _check_tensor(index, name, entry[name], ours, len(rows.get(name, ())) if is_vector else None)
         for name in sorted(numbers):
             _check_number(index, name, entry[name])
         fisher_size = rows["fisher"][0] if "fisher" in rows else None
@@ -69,22 +70,20 @@ def check(
                 _check_range(index, f"{ring}_start", entry[f"{ring}_start"], size - 1)
 
 
-def _check_tensor(index: int, name: str, saved: Any, ours: tuple[int, ...], prefix: tuple[int, ...] | None) -> None:
+def _check_tensor(index: int, name: str, saved: Any, ours: tuple[int, ...], rows: int | None) -> None:
     if not isinstance(saved, Tensor):
         raise ValueError(f"the saved {name!r} of parameter {index} is {type(saved).__name__}, not a tensor")
-    if (
-        prefix is not None
-        and saved.shape[: len(prefix)] == prefix
-        and 1 in (saved.dim() - len(prefix), len(ours) - len(prefix))
-    ):
-        fits = saved.numel() == math.prod(ours)  # shard_history saves vectors without the parameter's shape
-    else:
-        fits = tuple(saved.shape) == ours
-    if not fits:
+    if not (tuple(saved.shape) == ours or (rows is not None and _same_vectors(tuple(saved.shape), ours, rows))):
         raise ValueError(
             f"the saved {name!r} of parameter {index} has shape {tuple(saved.shape)}, and this optimizer's "
             f"is {ours}: use the model, memory_size and fisher_size that it was saved with"
         )
+
+
+def _same_vectors(theirs: tuple[int, ...], ours: tuple[int, ...], rows: int) -> bool:
+    """Is one the other with the parameter's shape flattened, as ``shard_history`` saves it?"""
+    one_is_flat = rows + 1 in (len(theirs), len(ours))
+    return one_is_flat and theirs[:rows] == ours[:rows] and math.prod(theirs) == math.prod(ours)
 
 
 def _check_number(index: int, name: str, saved: Any) -> None:

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 AVAILABLE = torch.distributed.is_available()
 if AVAILABLE:
     import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
-    from torch.distributed.tensor import DeviceMesh, DTensor, Replicate, Shard
+    from torch.distributed.tensor import DTensor, Replicate, Shard
 
 INDEPENDENT = "none"
 """The ``process_group`` of a process that trains a model of its own beside others."""
@@ -28,7 +29,7 @@ SAME = 1e-3
 
 
 class Processes:
-    """This process alone: there is nothing to add, and nobody to agree with."""
+    """One process alone: there is nothing to add, and nobody to agree with."""
 
     rank, count = 0, 1
 
@@ -220,14 +221,14 @@ def in_parts(processes: Processes) -> Processes:
 
 
 def sharded_like(p: Tensor, part: Tensor, shape: Sequence[int], rows: int) -> Tensor:
-    """This process's part, with ``rows`` dimensions of history in front, as a DTensor sharded as ``p`` is."""
+    """The part that lies here, with ``rows`` dimensions of history in front, as a DTensor sharded as ``p`` is."""
     assert isinstance(p, DTensor)
     moved = [Shard(placement.dim + rows) if isinstance(placement, Shard) else placement for placement in p.placements]
     return _as_dtensor(part, p.device_mesh, moved, (*part.shape[:rows], *shape))
 
 
 def sliced(processes: Group, part: Tensor, size: int) -> Tensor:
-    """This process's slice, the last dimension of ``part``, as a DTensor of that size there."""
+    """The slice that lies here, the last dimension of ``part``, as a DTensor of that size there."""
     return _as_dtensor(part, processes.mesh, [Shard(part.dim() - 1)], (*part.shape[:-1], size))
 
 
@@ -247,7 +248,7 @@ def part_like(saved: Tensor, ours: Tensor) -> Tensor:
 
 
 def reshard(model: nn.Module | None) -> None:
-    """Give up the whole copies that FSDP2 keeps of weights after a forward pass: they would outlive a change of them."""
+    """Give up the whole copies of weights that FSDP2 keeps after a forward pass: they would outlive a change."""
     if AVAILABLE and model is not None:
         for module in model.modules():
             if isinstance(module, FSDPModule):

@@ -105,13 +105,13 @@ class FlatSlices(_FlatParts):
         if not isinstance(self.processes, Group):
             return
         row = torch.zeros(max(map(sum, self._sizes)), dtype=self._sent_as, device=self.device)
-        torch._foreach_copy_(list(row[: self.n].split(self.sizes)), self.reals())
+        torch._foreach_copy_(list(torch.split(row[: self.n], self.sizes)), self.reals())
         rows = self.processes.gathered(row)
         weights = [as_real(p).view(-1) for p in self.params]
         for rank, (theirs, sizes) in enumerate(zip(rows, self._sizes, strict=True)):
             if rank != self.processes.rank:
                 targets = [w[start:stop] for w, (start, stop) in zip(weights, self._bounds(rank), strict=True)]
-                torch._foreach_copy_(targets, list(theirs[: sum(sizes)].split(sizes)))
+                torch._foreach_copy_(targets, list(torch.split(theirs[: sum(sizes)], sizes)))
 
     def _bounds(self, rank: int) -> list[tuple[int, int]]:
         return [slice_bounds(size, rank, self.processes.count) for size in self.whole_sizes]
