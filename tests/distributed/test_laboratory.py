@@ -12,6 +12,7 @@ import pytest
 import torch
 
 LIMIT = 120
+STEPS = "--steps=200"
 RUN = (
     "--layers=1", "--hidden=12", "--limit=12000", "--batch-size=8", "--length=20", "--evaluations=20", "--lr=0.01",
     "--monitor-size=32",
@@ -84,28 +85,40 @@ def test_the_run_of_one_process_shared_out(tmp_path):
 needs_proc = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found in /proc")
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    assert end_of(start(folder, STEPS))[0] == 0
+    return folder
+
+
 @needs_proc
-def test_a_killed_process_ends_the_job_and_a_restart_has_the_same_bits(tmp_path):
-    steps = "--steps=200"
-    assert end_of(start(tmp_path / "whole", steps))[0] == 0
-    killed = start(tmp_path / "killed", steps, ADAQN_CHECKPOINT_SECONDS="0")
-    kill_when_saved(killed, tmp_path / "killed", rank=1)
+def test_a_killed_process_ends_the_job_and_a_restart_has_the_same_bits(undisturbed, tmp_path):
+    folder = tmp_path / "killed"
+    killed = start(folder, STEPS, ADAQN_CHECKPOINT_SECONDS="0")
+    kill_when_saved(killed, folder, rank=1)
     killed_at = time.monotonic()
     code, errors = end_of(killed)
     assert code != 0
     assert time.monotonic() - killed_at < 60
     assert "Signal 9 (SIGKILL)" in errors
-    assert not (tmp_path / "killed" / "result.json").exists()
-    code, errors = end_of(start(tmp_path / "killed", steps, "--resume"))
+    assert "another process of this run ended" in errors
+    assert not (folder / "result.json").exists()
+    code, errors = end_of(start(folder, STEPS, "--resume"))
     assert code == 0, errors
-    assert metrics(tmp_path / "killed") == metrics(tmp_path / "whole")
-    ours, theirs = weights(tmp_path / "whole"), weights(tmp_path / "killed")
+    assert metrics(folder) == metrics(undisturbed)
+    ours, theirs = weights(undisturbed), weights(folder)
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    elastic = start(tmp_path / "elastic", steps, torchrun=["--max-restarts=1"], ADAQN_CHECKPOINT_SECONDS="0")
-    kill_when_saved(elastic, tmp_path / "elastic", rank=0)
+
+
+@needs_proc
+def test_torchrun_may_start_it_again_by_itself(undisturbed, tmp_path):
+    folder = tmp_path / "elastic"
+    elastic = start(folder, STEPS, torchrun=["--max-restarts=1"], ADAQN_CHECKPOINT_SECONDS="0")
+    kill_when_saved(elastic, folder, rank=0)
     code, errors = end_of(elastic)
     assert code == 0, errors
-    assert metrics(tmp_path / "elastic") == metrics(tmp_path / "whole")
+    assert metrics(folder) == metrics(undisturbed)
 
 
 def test_what_cannot_be_shared_out_is_one_line(tmp_path):

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from adaqn.experiments.config import RunConfig
@@ -102,7 +103,7 @@ def team(device: str) -> Iterator[Team]:
         return
     if torch.device(device).type == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group(timeout=timedelta(seconds=_patience()))
+    _meet()
     try:
         yield Torchrun(device)
         dist.barrier()
@@ -115,6 +116,17 @@ def team(device: str) -> Iterator[Team]:
         ) from error
     finally:
         dist.destroy_process_group()
+
+
+def _meet() -> None:
+    """A group of all processes.
+
+    torchrun keeps one store over its restarts, with the addresses of dead processes in it: a prefix sets them apart.
+    """
+    patience = timedelta(seconds=_patience())
+    store, rank, count = next(rendezvous("env://", timeout=patience))
+    fresh = dist.PrefixStore(f"attempt {restarts()}", store)  # type: ignore[attr-defined]
+    dist.init_process_group(store=fresh, rank=rank, world_size=count, timeout=patience)
 
 
 def _is_lost_connection(error: Any) -> bool:
