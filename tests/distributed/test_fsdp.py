@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from counting import counted
 from processes import run_processes
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from adaqn import AdaQN, EmpiricalFisher
@@ -138,6 +139,22 @@ def test_low_precision_parameters_with_master_weights():
     assert torch.equal(path, other)
     assert not torch.equal(path[0], path[-1])
     assert size > other_size  # three rows of five, and two
+
+
+def hybrid_mesh():
+    """Sharded over two processes, and that twice."""
+    net = fully_shard(problem.model(), mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "shards")))
+    opt = problem.monitored(net, net.parameters(), "modern")
+    return problem.train(net, opt, 40, poisoned=(20,)), opt.stats
+
+
+def test_a_mesh_of_copies_of_shards():
+    plain = problem.model()
+    opt = problem.monitored(plain, plain.parameters(), "modern")
+    expected = problem.train(plain, opt, 40, poisoned=(20,))
+    for path, stats in run_processes(4, hybrid_mesh):
+        assert torch.allclose(path, expected, rtol=0.0, atol=1e-9)
+        assert stats.rejected == opt.stats.rejected > 0
 
 
 def refusals():
