@@ -82,13 +82,14 @@ def monitored(net, params, name, **options):
 
 
 def wrapped(net, kind):
-    """``net`` for DDP, for FSDP2 with each layer a shard of its own, or as it is."""
+    """``net`` for DDP, for FSDP2, or as it is.
+
+    One layer is a unit of its own, and the other belongs to the root, which FSDP2 leaves whole after an evaluation.
+    """
     if kind == "ddp":
         return DistributedDataParallel(net)
     if kind == "fsdp":
-        for layer in net:
-            if isinstance(layer, nn.Linear):
-                fully_shard(layer)
+        fully_shard(net[0])
         return fully_shard(net)
     return net
 

@@ -53,9 +53,11 @@ def cycles_with_and_without_a_monitor():
             output = net(x)
             outputs.append(output.detach())
             problem.per_example(output, target).mean().backward()
-            if k == 3:
+            if k == 3 and is_monitored:
                 with torch.no_grad():
-                    net(x)  # the user evaluates between backward and step: whole weights stay behind
+                    net(
+                        x
+                    )  # an evaluation between backward and step: whole weights stay behind, which the monitor drops
             opt.step()
             assert all(hasattr(p, "placements") for p in net.parameters()) or not is_monitored
         found.append(torch.stack(outputs))
@@ -154,7 +156,7 @@ def test_a_mesh_of_copies_of_shards():
     expected = problem.train(plain, opt, 40, poisoned=(20,))
     for path, stats in run_processes(4, hybrid_mesh):
         assert torch.allclose(path, expected, rtol=0.0, atol=1e-9)
-        assert stats.rejected == opt.stats.rejected > 0
+        assert stats.stored == opt.stats.stored > 0
 
 
 def refusals():
