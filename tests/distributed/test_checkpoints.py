@@ -65,6 +65,8 @@ def run(count, function, kind, folder, options):
         ((2, "ddp"), (0, None), {"shard_history": True}),
         ((0, None), (2, "ddp"), {"shard_history": True}),
         ((4, "ddp"), (2, "ddp"), {"shard_history": True}),
+        ((2, "ddp"), (0, None), {"shard_history": True, "preset": "kronecker"}),
+        ((2, "ddp"), (2, "ddp"), {"shard_history": True, "preset": "kronecker"}),
     ],
     ids=str,
 )

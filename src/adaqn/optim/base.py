@@ -101,7 +101,11 @@ class HistoryOptimizer(Optimizer):
         flat = self._memory.flat if self._memory else self._flat(self._trainable())
         accepted = self._memory is not None and self._memory.accepted is not None
         gram = 8 * self.options.memory_size**2
-        packed = packed_bytes(scaling_tensors(self.options.scaling, flat), flat)
+        scaling, h0_flat = self.options.scaling, flat.for_scaling(self.options.scaling)
+        packed = packed_bytes(scaling_tensors(scaling, h0_flat), h0_flat)
+        if h0_flat is not flat:  # H0's vectors are whole, and it has two more to work with
+            kept = len(scaling.vector_names)
+            packed += ((kept + 2) * h0_flat.n - kept * flat.n) * flat.dtype.itemsize
         vectors = accepted + isinstance(self.options.repair, TowardsH0)  # H0⁻¹s, while a pair is damped
         return planned_bytes(flat, self._plan()) + packed + gram + vectors * flat.n * flat.dtype.itemsize
 
@@ -248,7 +252,7 @@ class HistoryOptimizer(Optimizer):
             if entries:
                 flat = self._flat([everything[i] for i in entries])
                 names = number_names(self.options.scaling, self.options.curvature, self.options.momentum)
-                packed = scaling_tensors(self.options.scaling, flat)
+                packed = scaling_tensors(self.options.scaling, flat.for_scaling(self.options.scaling))
                 checkpoint.check(list(entries.values()), flat, self._plan(), packed, names)
                 taken.append((flat, list(entries.values())))
             return {**saved, "state": {}}

@@ -109,7 +109,7 @@ def restore(memory: Memory, entries: list[Entry]) -> None:
     rows = memory.buffers.keys() - memory.packed.keys()
     for index, (entry, tensors) in enumerate(zip(entries, memory.per_parameter(), strict=True)):
         for name, ours in tensors.items():
-            ours.copy_(memory.flat.held(index, entry[name], ours) if name in rows else entry[name])
+            ours.copy_(memory.flat_of(name).held(index, entry[name], ours) if name in rows else entry[name])
     memory.load_numbers(entries)
     if any(entry["pairs_s"].dtype != memory.pairs.S.dtype for entry in entries):
         memory.pairs.recompute()

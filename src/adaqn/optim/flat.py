@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from adaqn.core.products import Reduce, local
+from adaqn.core.scaling import Scaling
 from adaqn.optim.distributed import Processes
 
 
@@ -65,6 +66,10 @@ class FlatParameters:
     def held(self, index: int, saved: Tensor, view: Tensor) -> Tensor:
         """What the view of a buffer takes from a saved tensor."""
         return saved.reshape(view.shape)
+
+    def for_scaling(self, scaling: Scaling) -> FlatParameters:
+        """The vectors that H0 learns from and is applied to."""
+        return self
 
     def publish(self) -> None:
         """Tell the other processes about weights that only this one has changed."""

@@ -47,7 +47,7 @@ class QuasiNewton(JudgingOptimizer):
         size, s_dot_g = self._look(m, present)
         if not self._may_step(m, size):
             return loss
-        m.update_scaling(present)
+        m.update_scaling(present, maximize=self.options.maximize)
         if self.options.pairs_from_start:
             torch._foreach_copy_(m.flat.views(m.anchor), m.weights())  # s is this step, whatever moved the weights
         m.curvature.observe(m.g)  # l. 6
@@ -160,10 +160,10 @@ class QuasiNewton(JudgingOptimizer):
 
     def _direction(self, m: Memory, s_dot_g: Tensor | None) -> Tensor:
         if s_dot_g is not None:
-            return gram(m.g, m.pairs, m.scaling, out=m.d, reduce=m.flat.reduce, s_dot_g=s_dot_g)
+            return gram(m.g, m.pairs, m.h0, out=m.d, reduce=m.flat.reduce, s_dot_g=s_dot_g)
         if m.flat.is_whole:
-            return self.options.direction(m.g, m.pairs, m.scaling, out=m.d)
-        return self.options.direction(m.g, m.pairs, m.scaling, out=m.d, reduce=m.flat.reduce)
+            return self.options.direction(m.g, m.pairs, m.h0, out=m.d)
+        return self.options.direction(m.g, m.pairs, m.h0, out=m.d, reduce=m.flat.reduce)
 
     def _groups(self) -> list[dict[str, Any]]:
         """The group of each trainable parameter."""
@@ -213,7 +213,7 @@ class QuasiNewton(JudgingOptimizer):
     def _offer(self, m: Memory, s: Tensor, y: Tensor) -> tuple[Outcome, Products]:
         """Store the pair if its curvature is good enough (l. 19)."""
         if self.options.repair is not None:
-            self.options.repair(s, y, m.scaling, m.flat.settle)
+            self.options.repair(s, y, m.h0, m.flat.settle)
         for vector, rows in ((s, m.pairs.S), (y, m.pairs.Y)):
             round_to(rows.dtype, vector)  # what is stored is what must pass the test
         ss, sy, yy = products_of(s, y, m.flat.settle)

@@ -81,7 +81,8 @@ class FlatSlices(_FlatParts):
                     "parameters by the order of their elements: make it contiguous, or leave out shard_history"
                 )
         super().__init__(params, processes)
-        self.whole_sizes = [as_real(p).numel() for p in self.params]
+        self.whole = FlatParameters(params, processes)
+        self.whole_sizes = self.whole.sizes
         dtypes = {p.dtype.to_real() for p in self.params}
         self._sent_as = dtypes.pop() if len(dtypes) == 1 else self.dtype
         ranks = range(self.processes.count)
@@ -100,21 +101,78 @@ class FlatSlices(_FlatParts):
     def saved_shape(self, index: int) -> tuple[int, ...]:
         return (self.whole_sizes[index],)
 
+    def for_scaling(self, scaling: Scaling) -> FlatParameters:
+        """Whole vectors for an H0 of whole matrices: every process has the gradients, and the rest is gathered."""
+        return self.whole if needs_matrices(scaling) else self
+
     @torch.no_grad()
     def publish(self) -> None:
+        self._exchange(self.reals(), [as_real(p).view(-1) for p in self.params], self._sent_as)
+
+    def gather_whole(self, vector: Tensor, out: Tensor) -> Tensor:
+        """out ← the whole vector, of which ``vector`` is the part that lies here."""
+        parts, wholes = torch.split(vector, self.sizes), torch.split(out, self.whole_sizes)
+        torch._foreach_copy_(self.parts(wholes), list(parts))
+        self._exchange(parts, wholes, vector.dtype)
+        return out
+
+    def cut(self, whole: Tensor, out: Tensor) -> Tensor:
+        """out ← the part of a whole vector that lies here."""
+        torch._foreach_copy_(list(torch.split(out, self.sizes)), self.parts(torch.split(whole, self.whole_sizes)))
+        return out
+
+    def _exchange(self, parts: Sequence[Tensor], wholes: Sequence[Tensor], dtype: torch.dtype) -> None:
+        """The parts of all processes into the whole tensors, which have this one's already."""
         if not isinstance(self.processes, Group):
             return
-        row = torch.zeros(max(map(sum, self._sizes)), dtype=self._sent_as, device=self.device)
-        torch._foreach_copy_(list(torch.split(row[: self.n], self.sizes)), self.reals())
-        rows = self.processes.gathered(row)
-        weights = [as_real(p).view(-1) for p in self.params]
-        for rank, (theirs, sizes) in enumerate(zip(rows, self._sizes, strict=True)):
+        row = torch.zeros(max(map(sum, self._sizes)), dtype=dtype, device=self.device)
+        torch._foreach_copy_(list(torch.split(row[: self.n], self.sizes)), list(parts))
+        for rank, (theirs, sizes) in enumerate(zip(self.processes.gathered(row), self._sizes, strict=True)):
             if rank != self.processes.rank:
-                targets = [w[start:stop] for w, (start, stop) in zip(weights, self._bounds(rank), strict=True)]
+                targets = [w[start:stop] for w, (start, stop) in zip(wholes, self._bounds(rank), strict=True)]
                 torch._foreach_copy_(targets, list(torch.split(theirs[: sum(sizes)], sizes)))
 
     def _bounds(self, rank: int) -> list[tuple[int, int]]:
         return [slice_bounds(size, rank, self.processes.count) for size in self.whole_sizes]
+
+
+class WholeH0:
+    """H0 of whole matrices between vectors of which each process has a part: every process keeps and applies all of it.
+
+    What it is applied to is gathered, one vector on the wire; what it learns from, every process has.
+    """
+
+    def __init__(self, scaling: Scaling, flat: FlatSlices) -> None:
+        self.scaling, self.flat = scaling, flat
+        self.before, self.after = flat.whole.new(), flat.whole.new()
+
+    def learn(self, *, negated: bool) -> None:
+        """See the gradients of this step."""
+        whole = self.flat.whole
+        present = whole.gather_gradients(whole.views(self.before))
+        if negated:
+            self.before.neg_()
+        show(self.scaling, self.before, present)
+
+    def apply(self, v: Tensor, out: Tensor) -> Tensor:
+        return self.flat.cut(self.scaling.apply(self.flat.gather_whole(v, out=self.before), out=self.after), out)
+
+    def apply_inverse(self, v: Tensor, out: Tensor) -> Tensor:
+        whole = self.flat.gather_whole(v, out=self.before)
+        return self.flat.cut(self.scaling.apply_inverse(whole, out=self.after), out)
+
+
+def show(scaling: Scaling, g: Tensor, present: list[int]) -> None:
+    """The gradient to H0; what it knows of parameters without one stays as it is."""
+    if len(present) == len(scaling.shapes):
+        scaling.update(g)
+    else:
+        scaling.update_some(g, present)
+
+
+def needs_matrices(scaling: Scaling) -> bool:
+    """Does this H0 mix the numbers of a vector?"""
+    return not scaling.elementwise or bool(scaling.tensor_shapes((2, 2)))
 
 
 def slice_bounds(size: int, rank: int, count: int) -> tuple[int, int]:
@@ -144,7 +202,7 @@ def check_parts(flat: FlatParameters, scaling: Scaling, curvature: Curvature, fi
     if flat.is_whole:
         return
     kind = "sharded parameters" if isinstance(flat, FlatShards) else "shard_history=True"
-    if not scaling.elementwise or scaling.tensor_shapes((2, 2)):
+    if needs_matrices(scaling) and isinstance(flat, FlatShards):
         raise ValueError(
             f"{type(scaling).__name__} needs whole matrices, and with {kind} each process has a part of them: give "
             "preset='modern', or scaling='adam' or another that is element-wise"
