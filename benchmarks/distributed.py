@@ -24,7 +24,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from adaqn import AdaQN, Monitor
 
-KINDS = {"DDP": {}, "DDP, shard_history": {"shard_history": True}, "FSDP2": {}}
+KINDS = {
+    "DDP": {},
+    "DDP, shard_history": {"shard_history": True},
+    "DDP, shard_history, Kronecker": {"shard_history": True, "preset": "kronecker"},
+    "FSDP2": {},
+}
 BATCH = 16
 
 
@@ -74,7 +79,8 @@ def measure(rank, count, kind, width, steps, folder):
     target = torch.randn(64, 10, generator=generator)
     x = torch.randn(64, width, generator=generator)
     loss_fn = nn.MSELoss()
-    opt = AdaQN(net.parameters(), 1e-3, preset="modern", monitor=Monitor(net, loss_fn, (x, target)), **KINDS[kind])
+    options = {"preset": "modern", "monitor": Monitor(net, loss_fn, (x, target)), **KINDS[kind]}
+    opt = AdaQN(net.parameters(), 1e-3, **options)
     ordinary, ends, times = Traffic(), Traffic(), []
     for k in range(20 + steps):
         opt.zero_grad()
@@ -111,10 +117,11 @@ def measure(rank, count, kind, width, steps, folder):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--steps", type=int, default=40, help="a multiple of 5")
     asked = parser.parse_args()
-    for kind in KINDS:
+    for kind in asked.kinds:
         for count in asked.processes:
             with tempfile.TemporaryDirectory() as folder:
                 mp.spawn(measure, (count, kind, asked.width, asked.steps, folder), nprocs=count)

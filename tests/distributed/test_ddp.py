@@ -1,11 +1,15 @@
 """DDP: every process takes the same branch, and the numbers are those of one process on the global batch."""
 
+import subprocess
+import sys
+
 import problem
 import pytest
 import torch
 import torch.distributed as dist
 from processes import run_processes
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from adaqn import AdaQN, EmpiricalFisher, Monitor
 
@@ -86,6 +90,35 @@ def independent_runs():
 
 def test_independent_runs_beside_each_other():
     assert run_processes(2, independent_runs) == [2, 2]
+
+
+def two_groups(**options):
+    """Four processes, two of which train one model and two another."""
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    mine = dist.get_rank() // 2
+    torch.manual_seed(mine)
+    net = nn.Linear(3, 3)
+    ddp = DistributedDataParallel(net, process_group=groups[mine])
+    monitor = Monitor(net, nn.MSELoss(), (torch.randn(8, 3), torch.randn(8, 3)))
+    opt = AdaQN(net.parameters(), preset="modern", monitor=monitor, process_group=groups[mine], shard_history=mine == 1)
+    for _ in range(12):
+        opt.zero_grad()
+        ddp(torch.randn(4, 3)).square().mean().backward()
+        opt.step()
+    return problem.vector(net.parameters()), opt.stats.stored
+
+
+def test_groups_of_processes_beside_each_other():
+    (a, stored), (b, _), (c, _), (d, _) = run_processes(4, two_groups)
+    assert stored > 0
+    assert torch.equal(a, b)
+    assert torch.equal(c, d)
+    assert not torch.allclose(a, c)
+
+
+def test_who_has_one_process_does_not_wait_for_the_modules_of_many():
+    program = "import sys, adaqn; sys.exit('torch.distributed.tensor' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
 
 
 def empirical_fisher(steps=20):

@@ -1,4 +1,4 @@
-"""Several processes at work on one model: the only file that knows ``torch.distributed``.
+"""Several processes at work on one model: this file and ``dtensors.py`` alone know ``torch.distributed``.
 
 Only small tensors of float64 pass through here, and, for ``shard_history``, the weights once per step. What lies in
 parts on several processes is added up (:meth:`Processes.sum`). What every process has whole needs no sum; there the
@@ -8,20 +8,19 @@ processes only make sure that they decide alike.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-AVAILABLE = torch.distributed.is_available()
-if AVAILABLE:
-    import torch.distributed as dist
+if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.fsdp import FSDPModule
-    from torch.distributed.tensor import DTensor, Replicate, Shard
 
+AVAILABLE = dist.is_available()
 INDEPENDENT = "none"
 """The ``process_group`` of a process that trains a model of its own beside others."""
 SAME = 1e-3
@@ -106,6 +105,8 @@ class Group(Processes):
     def mesh(self) -> DeviceMesh:
         """These processes in a line."""
         if self._mesh is None:
+            from torch.distributed.device_mesh import DeviceMesh
+
             self._mesh = DeviceMesh.from_group(self.group, self.device.type)
         return self._mesh
 
@@ -159,58 +160,24 @@ def check_group(process_group: Any) -> None:
         )
 
 
-def processes_for(process_group: Any, params: Sequence[Tensor]) -> Processes:
-    """Who works on these parameters: whoever shares them, or the group, or by default everybody."""
-    mesh = mesh_of(params)
-    if mesh is not None:
-        if process_group == INDEPENDENT:
-            raise ValueError(
-                "process_group='none' with sharded parameters: they are of several processes, leave it out"
-            )
-        placements = next(p.placements for p in params if isinstance(p, DTensor))
-        parts = [mesh.get_group(dim) for dim, placement in enumerate(placements) if isinstance(placement, Shard)]
-        return Group(process_group or _group_of(mesh), params[0].device, parts)
-    if not (AVAILABLE and dist.is_initialized()) or process_group == INDEPENDENT:
-        return Processes()
-    group = process_group or dist.group.WORLD
-    if dist.get_world_size(group) < 2:
-        return Processes()
-    return Group(group, params[0].device)
-
-
-def mesh_of(params: Sequence[Tensor]) -> DeviceMesh | None:
-    """The mesh over which all parameters are sharded alike; ``None`` if each process has them whole."""
-    sharded = [p for p in params if AVAILABLE and isinstance(p, DTensor)]
-    if not sharded:
-        return None
-    if len(sharded) < len(params):
-        raise ValueError(
-            f"{len(params) - len(sharded)} of {len(params)} parameters are not sharded and the others are: apply "
-            "fully_shard to the whole model, or give those parameters an optimizer of their own"
-        )
-    kinds = {(p.device_mesh, tuple(type(placement) for placement in p.placements)) for p in sharded}
-    if len(kinds) > 1 or any(kind not in (Shard, Replicate) for _, types in kinds for kind in types):
-        raise ValueError(
-            "the parameters are not all sharded over the same dimensions of one mesh, as fully_shard does: tensor "
-            "parallelism beside it is not supported"
-        )
-    return sharded[0].device_mesh
-
-
-def _group_of(mesh: DeviceMesh) -> Any:
-    if mesh.ndim == 1:
-        return mesh.get_group()
-    if mesh.size() == dist.get_world_size():
-        return dist.group.WORLD
-    raise ValueError(
-        "the parameters lie on a part of all processes, in a mesh of several dimensions: give process_group"
-    )
+def is_dtensor(tensor: Tensor) -> bool:
+    """Where there is one, its module has been imported; to import it here would take every user a second."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
 
 
 def local_part(tensor: Tensor) -> Tensor:
     """What this process holds of it."""
     with torch.no_grad():
-        return tensor.to_local() if AVAILABLE and isinstance(tensor, DTensor) else tensor
+        return tensor.to_local() if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def processes_for(process_group: Any, device: torch.device) -> Processes:
+    """Who works on parameters that every process has whole: the group, or by default everybody."""
+    if not (AVAILABLE and dist.is_initialized()) or process_group == INDEPENDENT:
+        return Processes()
+    group = process_group or dist.group.WORLD
+    return Group(group, device) if dist.get_world_size(group) > 1 else Processes()
 
 
 def in_parts(processes: Processes) -> Processes:
@@ -220,38 +187,12 @@ def in_parts(processes: Processes) -> Processes:
     return Group(processes.group, processes.device, [processes.group])
 
 
-def sharded_like(p: Tensor, part: Tensor, shape: Sequence[int], rows: int) -> Tensor:
-    """The part that lies here, with ``rows`` dimensions of history in front, as a DTensor sharded as ``p`` is."""
-    assert isinstance(p, DTensor)
-    moved = [Shard(placement.dim + rows) if isinstance(placement, Shard) else placement for placement in p.placements]
-    return _as_dtensor(part, p.device_mesh, moved, (*part.shape[:rows], *shape))
-
-
-def sliced(processes: Group, part: Tensor, size: int) -> Tensor:
-    """The slice that lies here, the last dimension of ``part``, as a DTensor of that size there."""
-    return _as_dtensor(part, processes.mesh, [Shard(part.dim() - 1)], (*part.shape[:-1], size))
-
-
-def _as_dtensor(part: Tensor, mesh: DeviceMesh, placements: Sequence[Any], shape: Sequence[int]) -> Tensor:
-    stride = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
-    return DTensor.from_local(part, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
-
-
-def part_like(saved: Tensor, ours: Tensor) -> Tensor:
-    """What this process needs of a saved tensor to fill its part of ``ours``, a DTensor of the same shape."""
-    assert isinstance(ours, DTensor)
-    if not isinstance(saved, DTensor):
-        everywhere = [Replicate()] * ours.device_mesh.ndim
-        saved = DTensor.from_local(saved.to(ours.device), ours.device_mesh, everywhere, run_check=False)
-    assert isinstance(saved, DTensor)
-    return local_part(saved.redistribute(ours.device_mesh, ours.placements))
-
-
 def reshard(model: nn.Module | None) -> None:
     """Give up the whole copies of weights that FSDP2 keeps after a forward pass: they would outlive a change."""
-    if AVAILABLE and model is not None:
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is not None and model is not None:
         for module in model.modules():
-            if isinstance(module, FSDPModule):
+            if isinstance(module, fsdp.FSDPModule):
                 module.reshard()
 
 

@@ -15,17 +15,7 @@ from torch import Tensor
 from adaqn.core.curvature import Curvature
 from adaqn.core.products import Reduce, local
 from adaqn.core.scaling import Scaling
-from adaqn.optim.distributed import (
-    Group,
-    Processes,
-    in_parts,
-    local_part,
-    mesh_of,
-    part_like,
-    processes_for,
-    sharded_like,
-    sliced,
-)
+from adaqn.optim.distributed import Group, Processes, in_parts, is_dtensor, local_part, processes_for
 from adaqn.optim.flat import FlatParameters, as_real
 from adaqn.optim.model_curvature import BatchCurvature
 
@@ -46,7 +36,11 @@ class _FlatParts(FlatParameters):
     def held(self, index: int, saved: Tensor, view: Tensor) -> Tensor:
         ours = self.shown(index, view)
         fitting = saved if saved.shape == ours.shape else saved.reshape(ours.shape)
-        return fitting if ours is view else part_like(fitting, ours)
+        if ours is view:
+            return fitting
+        from adaqn.optim.dtensors import part_like
+
+        return part_like(fitting, ours)
 
 
 class FlatShards(_FlatParts):
@@ -56,6 +50,8 @@ class FlatShards(_FlatParts):
         return [as_real(local_part(tensor)) for tensor in tensors]
 
     def shown(self, index: int, view: Tensor) -> Tensor:
+        from adaqn.optim.dtensors import sharded_like
+
         rows = view.dim() - len(self.shapes[index])
         return sharded_like(self.params[index], view, self.saved_shape(index), rows)
 
@@ -96,6 +92,8 @@ class FlatSlices(_FlatParts):
     def shown(self, index: int, view: Tensor) -> Tensor:
         if not isinstance(self.processes, Group):
             return view
+        from adaqn.optim.dtensors import sliced
+
         return sliced(self.processes, view, self.whole_sizes[index])
 
     def saved_shape(self, index: int) -> tuple[int, ...]:
@@ -187,11 +185,13 @@ def slice_bounds(size: int, rank: int, count: int) -> tuple[int, int]:
 
 def flat_parameters(params: Sequence[Tensor], process_group: Any, *, shard_history: bool) -> FlatParameters:
     """The vector of these parameters, as they lie on the processes at work."""
-    processes = processes_for(process_group, params)
-    if mesh_of(params) is not None:
+    if any(map(is_dtensor, params)):
         if shard_history:
             raise ValueError("shard_history=True with parameters that are sharded already: leave it out")
-        return FlatShards(params, processes)
+        from adaqn.optim.dtensors import sharing_processes
+
+        return FlatShards(params, sharing_processes(process_group, params))
+    processes = processes_for(process_group, params[0].device)
     if shard_history:
         return FlatSlices(params, in_parts(processes))
     return FlatParameters(params, processes)
