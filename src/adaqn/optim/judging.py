@@ -110,9 +110,12 @@ class JudgingOptimizer(HistoryOptimizer):
 
 def size_of(vector: Tensor, reduce: Reduce = local) -> float:
     """A number that is zero exactly if the vector is, and not finite if its square is not; one read from the device."""
-    square = float(vector.dot(vector))
-    if square == 0.0 and vector.numel():
-        square = float(torch.linalg.vector_norm(vector, math.inf))  # it may have underflowed
-    if reduce is local:
+    square = _total(vector.dot(vector), reduce)
+    if square != 0.0:
         return square
-    return float(reduce(torch.tensor([square], dtype=torch.float64, device=vector.device)))
+    largest = torch.linalg.vector_norm(vector, math.inf) if vector.numel() else vector.new_zeros(())
+    return _total(largest, reduce)  # the square may have underflowed
+
+
+def _total(value: Tensor, reduce: Reduce) -> float:
+    return float(value) if reduce is local else float(reduce(value.double().reshape(1)))

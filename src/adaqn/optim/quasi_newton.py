@@ -11,19 +11,19 @@ from torch import Tensor
 
 from adaqn.core.acceptance import NONFINITE_PATIENCE, STEP_RECOVERY
 from adaqn.core.cycle import cosine_of_newest, next_cycle_length, signal_share
-from adaqn.core.direction import gram
 from adaqn.core.outcome import Outcome
 from adaqn.core.pairs import is_usable
 from adaqn.core.pairs import products as products_of
-from adaqn.core.products import dots, round_to
+from adaqn.core.products import round_to
 from adaqn.optim.base import NO_PAIR, Products
+from adaqn.optim.descending import DescendingOptimizer
 from adaqn.optim.gradient_difference import GradientDifference
-from adaqn.optim.judging import JudgingOptimizer, size_of
+from adaqn.optim.judging import size_of
 from adaqn.optim.memory import Memory
 from adaqn.optim.model_curvature import BatchCurvature
 
 
-class QuasiNewton(JudgingOptimizer):
+class QuasiNewton(DescendingOptimizer):
     """Gradient in, step out; at the end of a cycle an average to judge and a pair to store.
 
     Line numbers are those of the paper's Algorithm 1, D-numbers those of ``docs/decisions.md``.
@@ -84,22 +84,6 @@ class QuasiNewton(JudgingOptimizer):
         self._count(m, outcome)
         self._tell(m, outcome, new, old, products)
 
-    def _look(self, m: Memory, present: list[int]) -> tuple[float, Tensor | None]:
-        """(The size of the gradient, the one read per step from the device; and S·g where it came with it).
-
-        With a vector in parts both are sums over the processes, and travel together (D19). The gradient that
-        the recursion will see is made beforehand for that, in the memory of the direction; nothing else changes.
-        """
-        if m.flat.is_whole or self.options.direction is not gram or len(m.pairs) == 0:
-            return size_of(m.g, m.flat.reduce), None
-        ahead = m.d.copy_(m.g) if m.momentum is None else m.momentum.preview(m.g, present, out=m.d)
-        roots = self._roots(m)
-        if roots is not None:
-            _scale_parts(m.d_parts, roots)
-        size = torch.tensor([size_of(m.g)], dtype=torch.float64, device=m.g.device)
-        total = m.flat.reduce(torch.cat([size, dots(m.pairs.S, ahead)]))
-        return float(total[0]), total[1:]
-
     def _may_step(self, m: Memory, size: float) -> bool:
         """Is the gradient finite, and is there one at all?"""
         c = m.counters
@@ -132,53 +116,6 @@ class QuasiNewton(JudgingOptimizer):
         for group in self.param_groups:  # a tensor's value would have to be read from the device
             if not isinstance(group["lr"], Tensor) and not group["lr"] >= 0.0:
                 raise ValueError(f"lr must be at least 0, got {group['lr']}: was it set by a scheduler?")
-
-    def _descend(self, m: Memory, present: list[int], s_dot_g: Tensor | None) -> None:
-        """w ← w − Λ^½ H Λ^½ g with Λ the step sizes of the groups; only where there are gradients."""
-        multiplier = self._step_multiplier(m)
-        groups, roots = self._groups(), self._roots(m)
-        if roots is None:
-            d, scale = self._direction(m, s_dot_g), groups[0]["lr"] * multiplier
-            if isinstance(scale, Tensor):
-                d, scale = d.mul_(scale), 1.0
-        else:
-            _scale_parts(m.g_parts, roots)
-            d, scale = self._direction(m, s_dot_g), 1.0
-            _scale_parts(m.d_parts, roots)
-        if self.options.guarded and not math.isfinite(size_of(d, m.flat.reduce)):
-            m.clear_history()
-            d.zero_()
-        weights, steps = m.weights(), m.d_parts
-        for i in present:
-            if groups[i]["weight_decay"] != 0.0:
-                weights[i].mul_(1.0 - groups[i]["lr"] * multiplier * groups[i]["weight_decay"])
-        torch._foreach_add_([weights[i] for i in present], [steps[i] for i in present], alpha=-scale)
-        if m.master is not None:
-            m.flat.scatter(m.master)
-        else:
-            m.flat.publish()
-
-    def _direction(self, m: Memory, s_dot_g: Tensor | None) -> Tensor:
-        if s_dot_g is not None:
-            return gram(m.g, m.pairs, m.h0, out=m.d, reduce=m.flat.reduce, s_dot_g=s_dot_g)
-        if m.flat.is_whole:
-            return self.options.direction(m.g, m.pairs, m.h0, out=m.d)
-        return self.options.direction(m.g, m.pairs, m.h0, out=m.d, reduce=m.flat.reduce)
-
-    def _groups(self) -> list[dict[str, Any]]:
-        """The group of each trainable parameter."""
-        return [group for group in self.param_groups for p in group["params"] if p.requires_grad]
-
-    def _roots(self, m: Memory) -> list[float | Tensor] | None:
-        """Λ^½ by parameter; ``None`` where all step sizes are the same."""
-        groups, multiplier = self._groups(), self._step_multiplier(m)
-        if all(_same_lr(group["lr"], groups[0]["lr"]) for group in self.param_groups):
-            return None
-        return [(group["lr"] * multiplier) ** 0.5 for group in groups]
-
-    def _step_multiplier(self, m: Memory) -> float:
-        decay = self.options.decay_steps
-        return m.counters.step_multiplier * (1.0 if decay is None else decay / (decay + m.counters.steps))
 
     def _first_evaluation(self, closure: Callable[[], Any] | None) -> Any:
         """Run the closure, if there is one, and let a curvature that compares gradients know it."""
@@ -260,13 +197,3 @@ class QuasiNewton(JudgingOptimizer):
 
 def _is_nonzero(lr: float | Tensor) -> bool:
     return bool(lr != 0)
-
-
-def _same_lr(a: float | Tensor, b: float | Tensor) -> bool:
-    # Tensors are compared by identity: their values would have to be read from the device.
-    return a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b)
-
-
-def _scale_parts(parts: list[Tensor], factors: list[float | Tensor]) -> None:
-    for part, factor in zip(parts, factors, strict=True):
-        part.mul_(factor)
