@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from adaqn.experiments.commands import run
+
 LIMIT = 120
 STEPS = "--steps=200"
 RUN = (
@@ -120,7 +122,29 @@ def test_torchrun_may_start_it_again_by_itself(undisturbed, tmp_path):
     assert metrics(folder) == metrics(undisturbed)
 
 
+def test_an_interrupt_ends_all_processes_after_the_same_step(tmp_path):
+    job = start(tmp_path / "run", "--steps=5000")
+    deadline = time.monotonic() + LIMIT
+    while not (tmp_path / "run" / "metrics.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(1.0)
+    job.send_signal(signal.SIGINT)
+    code, errors = end_of(job)
+    assert code != 0
+    assert errors.count("adaqn: interrupted; what was done so far is saved") == 2
+    assert 0 < torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)["step"] < 5000
+
+
 def test_what_cannot_be_shared_out_is_one_line(tmp_path):
     code, errors = end_of(start(tmp_path, "--steps=2", "--optimizer=kfac"))
     assert code != 0
     assert "adaqn: kfac runs in one process only" in errors
+
+
+def test_other_commands_are_not_for_several_processes(monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    monkeypatch.setattr(sys, "argv", ["adaqn", "tune"])
+    with pytest.raises(SystemExit):
+        run()
+    assert "under torchrun there is 'adaqn train' alone" in capsys.readouterr().err

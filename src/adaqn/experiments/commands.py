@@ -27,7 +27,7 @@ from adaqn.experiments.runner import folder_name, run_one
 from adaqn.experiments.sample import sample as draw_text
 from adaqn.experiments.storage import json_text, read_json, write_json
 from adaqn.experiments.study.command import study
-from adaqn.experiments.team import restarts, team
+from adaqn.experiments.team import check_command, restarts, team
 from adaqn.experiments.training import CONFIG
 
 app = typer.Typer(
@@ -260,6 +260,7 @@ def parse_options(given: list[str] | None) -> dict[str, Any]:
 def run() -> None:
     """Mistakes of the user are one line and exit code 2; Ctrl-C is exit code 130."""
     try:
+        check_command(sys.argv[1:])
         app()
     except UserError as error:
         print(f"adaqn: {error}", file=sys.stderr)

@@ -90,6 +90,16 @@ class Torchrun(Team):
 ALONE = Team()
 
 
+def check_command(arguments: list[str]) -> None:
+    """Is this command one for several processes? Each of them would run the others for itself."""
+    if _is_shared() and arguments[:1] not in ([], ["train"]):
+        raise UserError(f"under torchrun there is 'adaqn train' alone: start 'adaqn {arguments[0]}' without it")
+
+
+def _is_shared() -> bool:
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "TORCHELASTIC_RUN_ID" in os.environ
+
+
 def restarts() -> int:
     """How often ``torchrun`` has started these processes anew."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
@@ -98,7 +108,7 @@ def restarts() -> int:
 @contextmanager
 def team(device: str) -> Iterator[Team]:
     """The processes at work within the block; one that is lost is one line, not a wait without end."""
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "TORCHELASTIC_RUN_ID" not in os.environ:
+    if not _is_shared():
         yield ALONE
         return
     if torch.device(device).type == "cuda":
