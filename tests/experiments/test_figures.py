@@ -14,6 +14,7 @@ from adaqn.experiments.errors import UserError
 from adaqn.experiments.figures.make import plan, with_optimizers, with_panels
 from adaqn.experiments.figures.specs import FIGURES, SCALES, figure_spec
 from adaqn.experiments.figures.tuning_file import base_json, key, packaged, read_tuning
+from adaqn.experiments.optimizers import own_options
 
 needs_data = pytest.mark.skipif("ADAQN_DATA" not in os.environ, reason="set ADAQN_DATA to draw from real data")
 NAMES = pytest.mark.parametrize("name", FIGURES)
@@ -47,7 +48,7 @@ def test_every_curve_was_tuned_with_the_same_budget_at_the_size_it_is_drawn_at(n
     spec = figure_spec(name, "quick")
     cells = read_tuning(packaged("quick"))
     for panel in spec.panels:
-        if name == "sensitivity":  # it shows all step sizes
+        if spec.sweep is not None:  # it shows all step sizes
             continue
         cell = cells[key(panel)]
         assert cell["base"] == base_json(panel)
@@ -83,8 +84,8 @@ def test_a_figure_is_tuned_run_drawn_and_its_runs_are_reused(tmp_path):
             found["final"]["test_loss"]
             for found in (json.loads(path.read_text()) for path in results)
             if found["config"]["lr"] == row["lr"]
-            and found["config"]["options"] == row["options"]
-            and found["config"]["optimizer"] == row["curve"].lower()
+            and own_options(found["config"]["optimizer"], found["config"]["options"]) == row["options"]
+            and found["config"]["optimizer"] == {"adaQN": "adaqn-paper"}.get(row["curve"], row["curve"].lower())
         ]
         assert len(losses) == 2
         assert row["test_loss"]["mean"] == pytest.approx(statistics.fmean(losses))
@@ -98,7 +99,8 @@ def test_a_figure_is_tuned_run_drawn_and_its_runs_are_reused(tmp_path):
 
 @needs_data
 @pytest.mark.parametrize(
-    ("name", "runs"), [("lm", 18), ("memory", 6), ("lstm", 9), ("mnist", 3), ("ablation", 10), ("sensitivity", 36)]
+    ("name", "runs"),
+    [("lm", 18), ("memory", 6), ("lstm", 9), ("mnist", 3), ("ablation", 10), ("sensitivity", 36), ("robustness", 56)],
 )
 def test_each_figure_is_drawn_from_real_runs(name, runs, tmp_path):
     done = json.loads(run(name, "--epochs", 0.02, "--seeds", 1, "--out", tmp_path, "--json").stdout)

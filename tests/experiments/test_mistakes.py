@@ -175,6 +175,14 @@ def test_a_resumed_run_cannot_be_changed(tmp_path):
     assert "has optimizer = " in refused("train", "--resume", "--optimizer", "sgd", "--out", tmp_path / "run")
 
 
+def test_a_resumed_run_may_be_given_the_options_that_it_has(tmp_path):
+    flags = ["--steps", 4, "--limit", 12000, "--layers", 1, "--hidden", 8, "--out", tmp_path / "run"]
+    assert command("train", *flags, "--option", "memory_size=2", "--json").exit_code == 0
+    again = ["train", "--resume", "--out", tmp_path / "run", "--option"]
+    assert command(*again, "memory_size=2", "--json").exit_code == 0
+    assert "has options = " in refused(*again, "memory_size=9")
+
+
 # ---------------------------------------------------------------------- files
 
 

@@ -14,6 +14,7 @@ import pytest
 from adaqn.experiments import commands
 from adaqn.experiments.config import RunConfig
 from adaqn.experiments.errors import UserError
+from adaqn.experiments.optimizers import resolved
 from adaqn.experiments.plots import colour
 from adaqn.experiments.report import as_script_data, collect, report_data, write_report
 from adaqn.experiments.report_page import command
@@ -119,7 +120,7 @@ def test_the_command_repeats_the_run(config, monkeypatch, tmp_path):
     words = shlex.split(command(config.complete(), [3]))
     with pytest.raises(UserError, match="enough"):
         commands.app(words[1:], standalone_mode=False)
-    assert given[0].complete().identity() == replace(config, seed=3).complete().identity()
+    assert resolved(given[0]).identity() == resolved(replace(config, seed=3)).identity()
 
 
 def test_several_seeds_are_a_loop_of_the_shell():

@@ -20,7 +20,7 @@ from adaqn.experiments.display import count_bars, progress_bars
 from adaqn.experiments.doctor import examine
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.figures.command import figure
-from adaqn.experiments.optimizers import TABLE
+from adaqn.experiments.optimizers import TABLE, resolved
 from adaqn.experiments.options import AsJson, DataDir, Device, Threads, Workers, run_options
 from adaqn.experiments.report import write_report
 from adaqn.experiments.runner import folder_name, run_one
@@ -89,7 +89,7 @@ def train(
 def compare(
     base: RunConfig,
     optimizers: Annotated[str, typer.Option(help="Names with commas between; name:lr sets a step size.")] = (
-        "adaqn:0.00631,adagrad:0.00631,adam:0.00398"
+        "adaqn:0.00533,adaqn-paper:0.00631,adagrad:0.00631,adam:0.00398"
     ),
     seeds: Annotated[int, typer.Option(help="Runs of each, with seeds 0, 1, ...")] = 1,
     workers: Workers = 2,
@@ -229,6 +229,8 @@ def stored_config(folder: Path) -> RunConfig:
 
 def refuse_changes(context: typer.Context, given: RunConfig, stored: RunConfig, folder: Path) -> None:
     """A resumed run is the run that it was; what contradicts it on the command line is told."""
+    if given.options:  # as written out: a preset may say the same
+        given = replace(given, options=resolved(replace(stored, options=given.options)).options)
     for name in (field.name for field in fields(RunConfig)):
         asked = "option" if name == "options" else name
         source = context.get_parameter_source(asked)

@@ -178,6 +178,12 @@ def usual_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
     return asdict(PRESETS[preset])
 
 
+def own_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Those that its preset does not say already."""
+    usual = usual_options(name, options) if name in TABLE else {}
+    return {option: value for option, value in options.items() if option not in usual or usual[option] != value}
+
+
 def known_classes(name: str) -> list[type]:
     """What the checkpoint of this optimizer holds beside tensors and plain values: Shampoo's own helper objects."""
     if entry(name).kind != "ScalableShampoo" or importlib.util.find_spec("pytorch_optimizer") is None:

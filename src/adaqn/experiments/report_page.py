@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from adaqn.experiments.config import RunConfig
-from adaqn.experiments.optimizers import TABLE, usual_options
+from adaqn.experiments.optimizers import TABLE, own_options
 from adaqn.experiments.plots import colour
 from adaqn.experiments.runner import Finished
 
@@ -78,7 +78,8 @@ def describe(groups: Sequence[Group]) -> list[dict[str, Any]]:
 
 def distinguishing(group: Group, others: Sequence[Group]) -> list[str]:
     """The options of the optimizer, and every setting in which the panel's groups differ."""
-    found = [f"{name}={value}" for name, value in sorted(group.config.options.items())]
+    own = own_options(group.config.optimizer, group.config.options)
+    found = [f"{name}={value}" for name, value in sorted(own.items())]
     for name in (f.name for f in fields(RunConfig) if f.name not in NAMED):
         if len({getattr(other.config, name) for other in others}) > 1:
             found.append(f"{name}={getattr(group.config, name)}")
@@ -163,10 +164,7 @@ def command(config: RunConfig, seeds: Sequence[int]) -> str:
             words += [f"--{name}", getattr(config, name)]
     words += ["--optimizer", config.optimizer]
     words += [] if config.lr is None else ["--lr", repr(config.lr)]
-    usual_values = usual_options(config.optimizer, config.options)
-    for name, value in sorted(config.options.items()):
-        if name in usual_values and usual_values[name] == value:
-            continue  # what its preset says
+    for name, value in sorted(own_options(config.optimizer, config.options).items()):
         words += ["--option", f"{name}={option_text(value)}"]
     usual = RunConfig(config.task, model=config.model).complete()
     for name in (f.name for f in fields(RunConfig) if f.name not in NAMED):

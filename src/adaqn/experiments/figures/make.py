@@ -11,7 +11,7 @@ from adaqn.experiments.config import RunConfig
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.figures.specs import PLAIN, FigureSpec, Panel, Variant
 from adaqn.experiments.figures.tuning_file import tuned_run
-from adaqn.experiments.optimizers import entry
+from adaqn.experiments.optimizers import entry, own_options
 from adaqn.experiments.report_page import command
 from adaqn.experiments.runner import Finished, RunListener, run_all
 from adaqn.experiments.tune import step_sizes
@@ -108,7 +108,7 @@ def summary_rows(curves: list[Curve]) -> list[dict[str, Any]]:
                 "panel": curve.panel.title,
                 "curve": curve.variant.label,
                 "lr": lr,
-                "options": runs[0].result["config"]["options"],
+                "options": own_options(curve.variant.optimizer, runs[0].result["config"]["options"]),
                 "seeds": len(runs),
                 "steps": runs[0].result["steps"],
                 "unit": runs[0].result["unit"],

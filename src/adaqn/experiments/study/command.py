@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +21,10 @@ from adaqn.experiments.study.cells import FILE, chosen, whole_study
 from adaqn.experiments.study.driver import run_study
 from adaqn.experiments.study.hours import Cost, costs
 from adaqn.experiments.study.page import as_json_rows, write_page
-from adaqn.experiments.study.summary import Line, lines
+from adaqn.experiments.study.summary import Line, lines, mean_text, range_text
+
+WIDTH = 132
+"""Of tables that go into a file or a pipe."""
 
 
 def study(
@@ -46,7 +50,7 @@ def study(
     if workers < 1:
         raise UserError(f"workers must be at least 1, got {workers}")
     plan = chosen(whole_study(cells), cell or [], method or [])
-    console = Console(quiet=as_json)
+    console = Console(quiet=as_json, width=None if sys.stdout.isatty() else WIDTH)
     if time:
         for c in plan.cells:
             said = timing.measure(c, results, data_dir)
@@ -90,13 +94,9 @@ def print_lines(found: dict[str, list[Line]], console: Console) -> None:
     for of_cell in found.values():
         for line in of_cell:
             table.add_row(
-                line.cell.name, line.label, f"{line.lr:g}", f"{line.mean:.3f}",
-                f"{min(line.test):.3f} to {max(line.test):.3f}", mean_text(line.averaged), mean_text(line.untuned),
+                line.cell.name, line.label, f"{line.lr:g}", mean_text(line.test), range_text(line.test),
+                mean_text(line.averaged), mean_text(line.untuned),
                 "–" if line.milliseconds is None else f"{line.milliseconds:.1f}",
                 "–" if line.seconds_to_adam is None else f"{line.seconds_to_adam:.1f}",
             )  # fmt: skip
     console.print(table)
-
-
-def mean_text(values: list[float]) -> str:
-    return f"{sum(values) / len(values):.3f}" if values else "–"

@@ -17,9 +17,11 @@ from adaqn.experiments.storage import write_atomically
 from adaqn.experiments.study.cells import Plan
 from adaqn.experiments.study.driver import rows
 from adaqn.experiments.study.results import Row
-from adaqn.experiments.study.summary import YARDSTICK, Line, mean_trace
+from adaqn.experiments.study.summary import YARDSTICK, Line, mean_text, mean_trace, range_text
 
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
+DECADES_APART = 30.0
+"""Losses that fall by more than this factor are drawn on a logarithmic axis."""
 STYLES = {"adaqn-paper": ":", "adaqn-modern": "--"}
 
 
@@ -68,7 +70,7 @@ def section(of_cell: list[Line], by_name: dict[tuple[str, str], Row], picture: P
     for line in of_cell:
         cells = [
             line.label, f"{line.lr:g}", _loss(line.test, line is first),
-            f"{min(line.test):.3f} to {max(line.test):.3f}", _loss(line.averaged), _loss(line.untuned),
+            range_text(line.test), _loss(line.averaged), _loss(line.untuned),
             "–" if line.milliseconds is None else f"{line.milliseconds:.1f}",
             "–" if line.steps_to_adam is None else f"{line.steps_to_adam:.0f}",
             "–" if line.seconds_to_adam is None else f"{line.seconds_to_adam:.1f}",
@@ -99,13 +101,15 @@ def draw(of_cell: list[Line], by_name: dict[tuple[str, str], Row], seeds: int, s
         for ax, factor in zip(axes[0], (1.0, (line.milliseconds or 0.0) / 1e3), strict=False):
             ax.plot(
                 steps * factor, mean, STYLES.get(line.method, "-"), color=plots.colour(line.method), linewidth=1.6,
-                label=f"{line.label}  {line.mean:.3f}",
+                label=f"{line.label}  {mean_text(line.test)}",
             )  # fmt: skip
             ax.fill_between(
                 steps * factor, values.min(0), values.max(0), color=plots.colour(line.method), alpha=0.12, linewidth=0
             )
     start = max(float(line.get_ydata()[0]) for line in axes[0][0].get_lines())
-    if math.isfinite(start) and start > lowest:
+    if 0.0 < lowest < start / DECADES_APART:
+        axes[0][0].set_yscale("log")
+    elif math.isfinite(start) and start > lowest:
         axes[0][0].set_ylim(lowest - 0.04 * (start - lowest), lowest + 0.6 * (start - lowest))
     axes[0][0].set_xlabel("step")
     axes[0][0].set_ylabel(f"test loss ({of_cell[0].unit})")
@@ -138,10 +142,7 @@ def _label(found: dict[str, list[Line]], method: str) -> str:
 
 
 def _loss(values: list[float], bold: bool = False) -> str:
-    if not values:
-        return "–"
-    mean = sum(values) / len(values)
-    text = f"{mean:.3f}" if math.isfinite(mean) else "diverged"
+    text = mean_text(values)
     return f"**{text}**" if bold else text
 
 

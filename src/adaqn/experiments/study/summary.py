@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,6 +103,25 @@ def mean_trace(runs: list[dict[str, Any]], key: str = "test_loss") -> list[tuple
     steps = runs[0]["trace"]["step"]
     columns = zip(*(run["trace"][key] for run in runs), strict=True)
     return [(step, statistics.fmean(map(number, values))) for step, values in zip(steps, columns, strict=True)]
+
+
+def loss_text(value: float) -> str:
+    """Three decimals, or two digits where that would be nothing.
+
+    >>> loss_text(1.6789), loss_text(0.000123), loss_text(float("inf"))
+    ('1.679', '0.00012', 'diverged')
+    """
+    if not math.isfinite(value):
+        return "diverged"
+    return f"{value:.3f}" if abs(value) >= 0.1 or value == 0.0 else f"{float(f'{value:.2g}'):f}".rstrip("0")
+
+
+def mean_text(values: list[float]) -> str:
+    return loss_text(statistics.fmean(values)) if values else "–"
+
+
+def range_text(values: list[float]) -> str:
+    return f"{loss_text(min(values))} to {loss_text(max(values))}"
 
 
 def first_reached(trace: list[tuple[float, float]], goal: float) -> float | None:
