@@ -46,7 +46,7 @@ MODERN = Preset(
     acceptance="auto",
     reject_window=10,
 )
-KRONECKER = replace(MODERN, scaling="kronecker")
+KRONECKER = replace(MODERN, scaling="kronecker", cycle_length=10)
 DEFAULT = KRONECKER
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
