@@ -79,7 +79,7 @@ def measure(rank, count, kind, width, steps, folder):
     target = torch.randn(64, 10, generator=generator)
     x = torch.randn(64, width, generator=generator)
     loss_fn = nn.MSELoss()
-    options = {"preset": "modern", "monitor": Monitor(net, loss_fn, (x, target)), **KINDS[kind]}
+    options = {"preset": "modern", "cycle_length": 5, "monitor": Monitor(net, loss_fn, (x, target)), **KINDS[kind]}
     opt = AdaQN(net.parameters(), 1e-3, **options)
     ordinary, ends, times = Traffic(), Traffic(), []
     for k in range(20 + steps):

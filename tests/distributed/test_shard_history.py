@@ -65,7 +65,7 @@ def whole_h0():
     """A Kronecker H0 needs whole matrices: it is kept whole, and one more vector travels."""
     net = nn.Linear(100, 40)
     net.bias.requires_grad_(False)
-    opt = AdaQN(net.parameters(), 0.01, acceptance="none", shard_history=True)
+    opt = AdaQN(net.parameters(), 0.01, acceptance="none", shard_history=True, cycle_length=5)
     announced = opt.state_size()
     for k in range(18):
         net.weight.grad = torch.randn(40, 100, generator=torch.Generator().manual_seed(k))
