@@ -15,8 +15,8 @@ STEP_RECOVERY = 1.02
 NONFINITE_PATIENCE = 20
 """D13: non-finite gradients in a row after which the weights return to the anchor."""
 CEILING = 10.0
-"""How many times the old loss the paired test never takes for noise: a few examples that blow up raise the standard
-error as they raise the mean."""
+"""D17: how many times the size of the old losses is never noise for the paired test: a few examples that blow up raise
+the standard error as they raise the mean."""
 SMALLEST_MULTIPLIER = 2.0**-20
 """D15: six decades below the step size asked for; what is rejected there is not rejected for its length."""
 
@@ -101,7 +101,8 @@ class PairedTest:
             return self.fallback(new, old)
         difference /= scale  # squares of very large or small losses would leave the range of numbers
         mean, error = float(difference.mean()), float(difference.std()) / math.sqrt(len(difference))
-        return (mean > 0.0 and mean > self.level * error) or is_rejected(mean_loss(new), mean_loss(old), CEILING)
+        usual = float((old.double() / scale).abs().mean())  # a mean near zero says nothing about their size
+        return mean > 0.0 and (mean > self.level * error or mean > (CEILING - 1.0) * usual)
 
 
 class RelativeTest(FactorTest):

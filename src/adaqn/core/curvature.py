@@ -85,7 +85,7 @@ class AccumulatedFisher(Curvature):
         return out.copy_(self._product(rows, at_rows, torch.zeros_like(at_rows)))
 
     def _product(self, rows: Tensor, s: Tensor, zeros: Tensor) -> Tensor:
-        chunk = _CACHED_BYTES // (rows.shape[1] * rows.element_size())
+        chunk = _CACHED_BYTES // max(1, rows.shape[1] * rows.element_size())  # a process may hold nothing
         # In chunks that fit the cache the second product reads nothing from memory. Rows too long for that, and
         # rows of which each process holds a part, take one pass each.
         pieces = torch.split(rows, chunk) if chunk >= _SMALLEST_CHUNK and self.reduce is local else (rows,)

@@ -41,7 +41,9 @@ def two_loop(g: Tensor, pairs: Pairs, h0: InitialScaling, out: Tensor, reduce: R
     return r
 
 
-def gram(g: Tensor, pairs: Pairs, h0: InitialScaling, out: Tensor, reduce: Reduce = local) -> Tensor:
+def gram(
+    g: Tensor, pairs: Pairs, h0: InitialScaling, out: Tensor, reduce: Reduce = local, s_dot_g: Tensor | None = None
+) -> Tensor:
     """Algorithm 2 with the repeated vector work taken out: four products with the history.
 
     With R the upper triangle of S·Yᵀ by age and D its diagonal, the α of the backward loop and
@@ -54,11 +56,13 @@ def gram(g: Tensor, pairs: Pairs, h0: InitialScaling, out: Tensor, reduce: Reduc
     Nearly parallel pairs do no harm: their R is close to a triangle of equal numbers, whose inverse
     has no large entry. Pairs whose R could not be inverted without overflow are never in memory
     together.
+
+    ``s_dot_g`` is S g where the caller has it: with a vector in parts it travels with another sum of the same step.
     """
     if len(pairs) == 0:
         return h0.apply(g, out)
     S, Y, R_inverse = pairs.S, pairs.Y, pairs.inverse
-    a = R_inverse.mv(reduce(dots(S, g)))
+    a = R_inverse.mv(reduce(dots(S, g)) if s_dot_g is None else s_dot_g)
     r = h0.apply(add_combination(g, Y, -a), out)
     c = R_inverse.t().mv(pairs.D * a - reduce(dots(Y, r)))
     return add_combination(r, S, c)

@@ -61,6 +61,7 @@ class Kronecker(Adam):
     """
 
     number_names = ("step", "seen")
+    elementwise = False
 
     def __init__(
         self,

@@ -43,6 +43,21 @@ class Momentum:
         self.vector.zero_()
         self.steps = [0] * len(self.sizes)
 
+    def preview(self, g: Tensor, present: Sequence[int], out: Tensor) -> Tensor:
+        """out ← what :meth:`mix` would make of g; nothing changes."""
+        ages: list[int | None] = [None] * len(self.sizes)
+        for i in present:
+            ages[i] = self.steps[i] + 1
+        out.copy_(g)
+        for part, step in runs(self.sizes, ages):
+            average = out[part].lerp_(self.vector[part], self.beta)
+            if self.nesterov:
+                now, ahead = 1.0 - self.beta**step, 1.0 - self.beta ** (step + 1)
+                average.mul_(self.beta / ahead).add_(g[part], alpha=(1.0 - self.beta) / now)
+            else:
+                average.mul_(1.0 / (1.0 - self.beta**step))
+        return out
+
     def mix(self, g: Tensor, present: Sequence[int]) -> Tensor:
         """g ← the averaged gradient, in place, for the parameters that are present; the others stay as they are."""
         ages: list[int | None] = [None] * len(self.sizes)

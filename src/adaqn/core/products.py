@@ -53,7 +53,7 @@ def round_to(dtype: torch.dtype, v: Tensor) -> None:
 
 def _widened(rows: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
     """Blocks of columns in another dtype, in one buffer that is used again and again."""
-    width = min(rows.shape[1], max(1, _block_size(rows) // max(1, rows.shape[0])))
+    width = max(1, min(rows.shape[1], _block_size(rows) // max(1, rows.shape[0])))  # a process may hold nothing
     buffer = torch.empty(rows.shape[0], width, dtype=dtype, device=rows.device)
     for start in range(0, rows.shape[1], width):
         part = rows[:, start : start + width]

@@ -30,6 +30,8 @@ class Scaling:
     number_names: tuple[str, ...] = ()
     """The plain numbers that it keeps per parameter, of at least 0."""
     initial_value: float = 0.0
+    elementwise = True
+    """Is each number of H0·v made from that number of v alone? Only then may processes have a part of v each."""
 
     def __init__(self) -> None:
         self.vectors: dict[str, Tensor] = {}

@@ -27,6 +27,7 @@ from adaqn.experiments.runner import folder_name, run_one
 from adaqn.experiments.sample import sample as draw_text
 from adaqn.experiments.storage import json_text, read_json, write_json
 from adaqn.experiments.study.command import study
+from adaqn.experiments.team import check_command, restarts, team
 from adaqn.experiments.training import CONFIG
 
 app = typer.Typer(
@@ -51,10 +52,13 @@ def train(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train one model with one optimizer. Killed at any moment, --resume continues with the same bits."""
+    """Train one model with one optimizer. Killed at any moment, --resume continues with the same bits.
+
+    Under torchrun each process takes its share of every batch.
+    """
     given = replace(base, optimizer=optimizer, lr=lr, options=parse_options(option))
     folder = out or Path("runs") / folder_name(given)
-    if resume:
+    if resume or (restarts() and (folder / CONFIG).exists()):
         if not (folder / CONFIG).exists():
             raise UserError(f"there is no run in {folder} to resume")
         stored = stored_config(folder)
@@ -62,8 +66,13 @@ def train(
         given = stored
     elif (folder / CONFIG).exists():
         raise UserError(f"{folder} already holds a run: --resume continues it, or choose another folder with --out")
-    with progress_bars([given.optimizer], quiet=as_json) as told:
-        done = run_one(given, folder, data_dir, lambda progress: told(0, progress))
+    with (
+        team(given.device) as processes,
+        progress_bars([given.optimizer], quiet=as_json or not processes.writes) as told,
+    ):
+        done = run_one(given, folder, data_dir, lambda progress: told(0, progress), processes)
+    if not processes.writes:
+        return
     if as_json:
         print(json_text({"folder": str(folder), **done.result}, indent=2))
         return
@@ -253,6 +262,7 @@ def parse_options(given: list[str] | None) -> dict[str, Any]:
 def run() -> None:
     """Mistakes of the user are one line and exit code 2; Ctrl-C is exit code 130."""
     try:
+        check_command(sys.argv[1:])
         app()
     except UserError as error:
         print(f"adaqn: {error}", file=sys.stderr)

@@ -237,6 +237,7 @@ RESERVED = {
     "monitor": "the laboratory makes it: --monitor-size",
     "params": "they are the model's",
     "maximize": "losses are to be small",
+    "process_group": "torchrun decides which processes there are",
 }
 
 

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -26,6 +26,7 @@ from adaqn.experiments.interrupts import interrupts_noted
 from adaqn.experiments.optimizers import resolved
 from adaqn.experiments.storage import read_json, read_lines, warnings_kept
 from adaqn.experiments.tasks import make_task
+from adaqn.experiments.team import ALONE, Team
 from adaqn.experiments.training import CONFIG, METRICS, RESULT, Progress, Run
 
 LOCK = "run.lock"
@@ -100,18 +101,24 @@ def _data_sha256(values: str, data_dir: Path | None, changed: int) -> str:
 
 
 def run_one(
-    config: RunConfig, folder: Path, data_dir: Path | None = None, listener: Callable[[Progress], None] | None = None
+    config: RunConfig,
+    folder: Path,
+    data_dir: Path | None = None,
+    listener: Callable[[Progress], None] | None = None,
+    team: Team = ALONE,
 ) -> Finished:
     """Train in that folder; a run that is there already is finished or reused."""
-    done = finished(folder)
+    done, is_begun = finished(folder), (folder / CONFIG).exists()
+    team.wait()  # all have looked before the first one writes
     if done is None:
-        with claimed(folder):
-            run = Run(config, folder, data_dir)
-            if (folder / CONFIG).exists():
+        with claimed(folder) if team.writes else nullcontext():
+            run = Run(config, folder, data_dir, team)
+            if is_begun:
                 run.resume()
-            else:
+            elif team.writes:
                 run.begin()
             run.train(listener)
+        team.wait()
         done = finished(folder)
         assert done is not None
         return done

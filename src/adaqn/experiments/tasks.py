@@ -7,6 +7,7 @@ with the one that is due.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
@@ -32,6 +33,7 @@ class Task:
 
     def __init__(self, config: RunConfig, splits: dict[str, Batch], sha256: str) -> None:
         self.config, self.sha256 = config, sha256
+        self.share: Callable[[Batch], Batch] = whole  # a run of several processes says what each takes of a batch
         device = torch.device(config.device)
         self.splits = {split: (x.to(device), y.to(device)) for split, (x, y) in splits.items()}
         self.count = len(self.splits["train"][0])
@@ -70,7 +72,7 @@ class Task:
         x, y = self.splits["train"]
         generator = torch.Generator().manual_seed(self.config.seed + 1_000_003)
         rows = torch.randperm(self.count, generator=generator)[: self.config.monitor_size]
-        return x[rows], y[rows]
+        return self.share((x[rows], y[rows]))
 
     @lru_cache(maxsize=2)  # noqa: B019 - a task lives as long as its run
     def _order(self, epoch: int) -> Tensor:
@@ -198,6 +200,11 @@ class Addition(Task):
 
     def losses(self, output: tuple[Tensor, Hidden], target: Tensor) -> Tensor:
         return (output[0][:, 0] - target).square()
+
+
+def whole(batch: Batch) -> Batch:
+    """The share of one process."""
+    return batch
 
 
 def addition_problem(count: int, length: int, seed: int) -> Batch:

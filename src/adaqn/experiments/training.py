@@ -31,6 +31,7 @@ from adaqn.experiments.storage import (
     write_json,
 )
 from adaqn.experiments.tasks import make_task
+from adaqn.experiments.team import ALONE, Team
 from adaqn.optim.quasi_newton import QuasiNewton
 
 CONFIG, METRICS, CHECKPOINT, RESULT = "config.json", "metrics.jsonl", "checkpoint.pt", "result.json"
@@ -54,16 +55,22 @@ Listener = Callable[[Progress], None]
 class Run:
     """A configuration at work. ``folder=None`` keeps everything in memory."""
 
-    def __init__(self, config: RunConfig, folder: Path | None = None, data_dir: Path | None = None) -> None:
+    def __init__(
+        self, config: RunConfig, folder: Path | None = None, data_dir: Path | None = None, team: Team = ALONE
+    ) -> None:
         self.config = resolved(config)
+        team.check(self.config)
         self.folder = folder
+        self.team = team
         torch.set_num_threads(self.config.threads)
         torch.manual_seed(self.config.seed)
         self.task = make_task(self.config, data_dir)
+        self.task.share = team.share
         self.model: nn.Module = prepare_model(self.config.optimizer, self.task.model())
         self.optimizer = make_optimizer(
             self.config.optimizer, self.config.lr, self.config.options, self.model, self.task
         )
+        self.wrapped = team.wrapped(self.model)
         self.has_pairs = isinstance(self.optimizer, QuasiNewton)
         self.kind = entry(self.config.optimizer).step
         if self.kind == "indexed" and self.config.carry_state:
@@ -101,7 +108,7 @@ class Run:
         finally:
             torch.set_flush_denormal(False)
         result = self.result()
-        if self.folder is not None:
+        if self.folder is not None and self.team.writes:
             self.save()
             write_json(self.folder / RESULT, result)
         return result
@@ -109,7 +116,7 @@ class Run:
     def _train(self, listener: Listener | None, interrupted: threading.Event, checkpoint_every: float) -> None:
         saved = time.monotonic()
         while self.step < self.total:
-            self.advance()
+            stops = self.advance(stops=interrupted.is_set())
             loss = self._mean_loss() if self.step % 10 == 0 else None
             if self.step % self.every == 0 or self.step == self.total:
                 self.measure()
@@ -119,27 +126,27 @@ class Run:
             # Whoever ends the run here finds nothing half done: the step is counted, its evaluation is made.
             if listener is not None:
                 listener(Progress(self.step, self.total, loss))
-            if interrupted.is_set():
+            if stops or (interrupted.is_set() and self.team.count == 1):
                 raise KeyboardInterrupt
 
-    def advance(self) -> None:
-        """One step."""
+    def advance(self, *, stops: bool = False) -> bool:
+        """One step; returns whether any process wants to stop after it."""
         try:
-            self._advance()
+            return self._advance(stops)
         except (AssertionError, RuntimeError) as error:
             if self.step or not self.config.options:
                 raise
             raise UserError(f"{self.config.optimizer} with {self.config.options}: {error}") from error
 
-    def _advance(self) -> None:
+    def _advance(self, stops: bool) -> bool:
         start = time.perf_counter()
         index = self.optimizer.next_index() if self.kind == "indexed" else self.step  # type: ignore[attr-defined]
-        x, target = self.task.batch(index)
+        x, target = self.task.share(self.task.batch(index))
         hidden = self.hidden if self.task.continues(self.step) else None
         last: list[Any] = [None, None]
 
         def forward() -> tuple[Tensor, Tensor]:
-            output = self.model(x, hidden)
+            output = self.wrapped(x, hidden)
             loss = self.task.losses(output, target).mean()
             if last[0] is None:
                 last[:] = [loss.detach(), output[1]]
@@ -149,13 +156,15 @@ class Run:
         take_step(self.optimizer, self.kind, forward, index, clip)
         self.hidden = detached(last[1]) if self.config.carry_state else None
         self.step += 1
-        self.loss_sum += last[0]
+        loss, stops = self.team.totals(last[0], stops)
+        self.loss_sum += loss
         if self.has_pairs:
             self.pairs_sum += self.optimizer.stats.pairs  # type: ignore[attr-defined]
         self.summed += 1
         self.seconds += time.perf_counter() - start
         if self.average is not None:
             self.average.update_parameters(self.model)
+        return stops
 
     def _mean_loss(self) -> float | None:
         return float(self.loss_sum) / self.summed if self.summed else None
@@ -169,7 +178,7 @@ class Run:
             "seconds": round(self.seconds, 3),
             "train_loss": self._mean_loss(),
         }
-        for split in ("valid", "test"):
+        for split in ("valid", "test") if self.team.writes else ():
             for name, value in self.task.evaluate(self.model, split).items():
                 record[f"{split}_{name}"] = value
             if self.average is not None and self.step == self.total:
@@ -183,7 +192,7 @@ class Run:
         self.loss_sum.zero_()
         self.pairs_sum = self.summed = 0
         self.metrics.append(record)
-        if self.folder is not None:
+        if self.folder is not None and self.team.writes:
             self._append(record)
 
     def _append(self, record: dict[str, Any]) -> None:
@@ -195,7 +204,9 @@ class Run:
             raise UserError(f"cannot write {self.folder / METRICS}: {error.strerror}") from error
 
     def result(self) -> dict[str, Any]:
-        """The best validation loss, and the test loss at that point and at the end."""
+        """The best validation loss, and the test loss at that point and at the end; of the process that measures."""
+        if not self.team.writes:
+            return {}
         finite = [r for r in self.metrics if r["valid_loss"] is not None and math.isfinite(r["valid_loss"])]
         best = min(finite, key=lambda r: r["valid_loss"]) if finite else self.metrics[-1]
         return {
@@ -227,12 +238,13 @@ class Run:
             "python": platform.python_version(),
             "machine": platform.machine(),
             "threads": self.config.threads,
+            "processes": self.team.count,
             "data_sha256": self.task.sha256,
             "identity": self.config.identity(),
         }
 
     def save(self) -> None:
-        if self.folder is None:
+        if self.folder is None or not self.team.writes:
             return
         state = {
             "identity": self.config.identity(),
@@ -277,6 +289,8 @@ class Run:
                 f"{self.folder / METRICS} has {len(self.metrics)} evaluations, and the checkpoint knows of "
                 f"{state['measured']}: delete the folder to run it anew"
             )
+        if not self.team.writes:
+            return
         kept = "".join(json_text(record) + "\n" for record in self.metrics)
         write_atomically(self.folder / METRICS, kept.encode())
 

@@ -17,6 +17,7 @@ from adaqn.core.outcome import Outcome
 from adaqn.core.pairs import TowardsH0
 from adaqn.optim import checkpoint
 from adaqn.optim.counters import Counters, migrated
+from adaqn.optim.distributed import reshard
 from adaqn.optim.events import CycleEvent, Stats
 from adaqn.optim.flat import FlatParameters, check_one_device
 from adaqn.optim.memory import Memory, layout, number_names, planned_bytes
@@ -25,6 +26,7 @@ from adaqn.optim.monitor import RotatingMonitor
 from adaqn.optim.options import Options, check_group
 from adaqn.optim.packed import packed_bytes, scaling_tensors
 from adaqn.optim.rebuild import rebuilt
+from adaqn.optim.sharded import FlatShards, check_parts, flat_parameters
 from adaqn.optim.warm_start import check_source, fill_scaling, source_states
 
 UNSTORED_WARNING = 50
@@ -95,11 +97,15 @@ class HistoryOptimizer(Optimizer):
         )  # fmt: skip
 
     def state_size(self) -> int:
-        """Bytes of history and work space, known before the first step."""
-        flat = self._memory.flat if self._memory else FlatParameters(self._trainable())
+        """Bytes of history and work space of this process, known before the first step."""
+        flat = self._memory.flat if self._memory else self._flat(self._trainable())
         accepted = self._memory is not None and self._memory.accepted is not None
         gram = 8 * self.options.memory_size**2
-        packed = packed_bytes(scaling_tensors(self.options.scaling, flat), flat)
+        scaling, h0_flat = self.options.scaling, flat.for_scaling(self.options.scaling)
+        packed = packed_bytes(scaling_tensors(scaling, h0_flat), h0_flat)
+        if h0_flat is not flat:  # H0's vectors are whole, and it has two more to work with
+            kept = len(scaling.vector_names)
+            packed += ((kept + 2) * h0_flat.n - kept * flat.n) * flat.dtype.itemsize
         vectors = accepted + isinstance(self.options.repair, TowardsH0)  # H0⁻¹s, while a pair is damped
         return planned_bytes(flat, self._plan()) + packed + gram + vectors * flat.n * flat.dtype.itemsize
 
@@ -119,10 +125,26 @@ class HistoryOptimizer(Optimizer):
         try:
             average = self._memory.keep_accepted()
             self._show_state()
-            with self._memory.flat.swapped(average, backup=self._memory.g):
+            with self._evaluating(self._memory, average):
                 yield
         finally:
             self._averaging = False
+
+    @contextmanager
+    def _evaluating(self, m: Memory, vector: Tensor) -> Iterator[None]:
+        """Other weights within the block, and no whole copies of them that FSDP2 keeps after it."""
+        model = getattr(self._monitor, "model", None)
+        if isinstance(m.flat, FlatShards) and model is None:
+            raise RuntimeError(
+                "FSDP2 keeps whole copies of the weights after an evaluation, and to have them dropped the optimizer "
+                "must know the model: use adaqn.Monitor, or give your monitor an attribute `model`"
+            )
+        reshard(model)
+        try:
+            with m.flat.swapped(vector, backup=m.g):
+                yield
+        finally:
+            reshard(model)
 
     @torch.no_grad()
     def reset_history(self) -> None:
@@ -145,7 +167,7 @@ class HistoryOptimizer(Optimizer):
         m = self._current_memory()
         name = next(iter(m.scaling.vector_names), None)
         views = m.flat.views(m.scaling.vectors[name]) if name else []
-        fill_scaling(m.scaling, views, [states[id(p)] for p in m.flat.params])
+        fill_scaling(m.scaling, views, [states[id(p)] for p in m.flat.params], m.flat)
 
     # ------------------------------------------------------------------ memory
 
@@ -162,6 +184,13 @@ class HistoryOptimizer(Optimizer):
     def _plan(self) -> dict[str, Any]:
         o = self.options
         return layout(o.memory_size, o.scaling, o.curvature, o.precision, o.momentum)
+
+    def _flat(self, params: list[Tensor]) -> FlatParameters:
+        """The vector of these parameters, as they lie on the processes at work now."""
+        o = self.options
+        flat = flat_parameters(params, o.process_group, shard_history=o.shard_history)
+        check_parts(flat, o.scaling, o.curvature, o.precision.fisher_device)
+        return flat
 
     def _new_memory(self, flat: FlatParameters, counters: Counters | None = None) -> Memory:
         o = self.options
@@ -181,7 +210,7 @@ class HistoryOptimizer(Optimizer):
         trainable = self._trainable()
         old = self._memory
         if old is None:
-            self._memory = self._new_memory(FlatParameters(trainable))
+            self._memory = self._new_memory(self._flat(trainable))
         elif not old.flat.covers(trainable):
             warnings.warn(
                 f"the trainable parameters changed (from {len(old.flat.params)} tensors on {old.flat.device} to "
@@ -190,7 +219,7 @@ class HistoryOptimizer(Optimizer):
                 stacklevel=frames_to_caller(),
             )
             counters = old.counters
-            self._memory = rebuilt(old, FlatParameters(trainable), lambda flat: self._new_memory(flat, counters))
+            self._memory = rebuilt(old, self._flat(trainable), lambda flat: self._new_memory(flat, counters))
             self._anchor_losses = None
         if self._memory is not old:
             self._show_state()
@@ -201,7 +230,7 @@ class HistoryOptimizer(Optimizer):
         """``self.state`` holds views of the flat buffers: one entry per trainable parameter."""
         self.state.clear()
         if self._memory is not None:
-            self.state.update(zip(self._memory.flat.params, self._memory.per_parameter(), strict=True))
+            self.state.update(zip(self._memory.flat.params, self._memory.shown(), strict=True))
 
     # ------------------------------------------------------------------ saving and loading
 
@@ -221,9 +250,9 @@ class HistoryOptimizer(Optimizer):
         def take(_: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
             entries = {i: migrated(e) for i, e in checkpoint.saved_entries(saved, len(everything)).items()}
             if entries:
-                flat = FlatParameters([everything[i] for i in entries])
+                flat = self._flat([everything[i] for i in entries])
                 names = number_names(self.options.scaling, self.options.curvature, self.options.momentum)
-                packed = scaling_tensors(self.options.scaling, flat)
+                packed = scaling_tensors(self.options.scaling, flat.for_scaling(self.options.scaling))
                 checkpoint.check(list(entries.values()), flat, self._plan(), packed, names)
                 taken.append((flat, list(entries.values())))
             return {**saved, "state": {}}

@@ -35,7 +35,8 @@ def check(
 ) -> None:
     """Do these entries fit buffers of that plan, and tensors of those shapes? One clear error if not."""
     rows = {name: shape for name, (shape, _, _) in plan.items() if name not in WORK}
-    for index, (entry, shape) in enumerate(zip(entries, flat.shapes, strict=True)):
+    for index, entry in enumerate(entries):
+        shape = flat.saved_shape(index)
         version = entry.get("format", FORMAT)
         if version != FORMAT:
             raise ValueError(
@@ -56,9 +57,10 @@ def check(
         (memory_size,) = rows["pairs_s"]
         shapes["gram"] = (memory_size, memory_size)
         if "accepted" in entry:
-            shapes["accepted"] = tuple(shape)
+            shapes["accepted"] = shape
         for name, ours in shapes.items():
-            _check_tensor(index, name, entry[name], ours)
+            is_vector = name in rows or name == "accepted"
+            _check_tensor(index, name, entry[name], ours, len(rows.get(name, ())) if is_vector else None)
         for name in sorted(numbers):
             _check_number(index, name, entry[name])
         fisher_size = rows["fisher"][0] if "fisher" in rows else None
@@ -68,14 +70,20 @@ def check(
                 _check_range(index, f"{ring}_start", entry[f"{ring}_start"], size - 1)
 
 
-def _check_tensor(index: int, name: str, saved: Any, ours: tuple[int, ...]) -> None:
+def _check_tensor(index: int, name: str, saved: Any, ours: tuple[int, ...], rows: int | None) -> None:
     if not isinstance(saved, Tensor):
         raise ValueError(f"the saved {name!r} of parameter {index} is {type(saved).__name__}, not a tensor")
-    if tuple(saved.shape) != ours:
+    if not (tuple(saved.shape) == ours or (rows is not None and _same_vectors(tuple(saved.shape), ours, rows))):
         raise ValueError(
             f"the saved {name!r} of parameter {index} has shape {tuple(saved.shape)}, and this optimizer's "
             f"is {ours}: use the model, memory_size and fisher_size that it was saved with"
         )
+
+
+def _same_vectors(theirs: tuple[int, ...], ours: tuple[int, ...], rows: int) -> bool:
+    """Is one the other with the parameter's shape flattened, as ``shard_history`` saves it?"""
+    one_is_flat = rows + 1 in (len(theirs), len(ours))
+    return one_is_flat and theirs[:rows] == ours[:rows] and math.prod(theirs) == math.prod(ours)
 
 
 def _check_number(index: int, name: str, saved: Any) -> None:
@@ -98,9 +106,10 @@ def restore(memory: Memory, entries: list[Entry]) -> None:
     """Copy checked entries into the memory."""
     if all("accepted" in entry for entry in entries):
         memory.keep_accepted()
-    for entry, tensors in zip(entries, memory.per_parameter(), strict=True):
+    rows = memory.buffers.keys() - memory.packed.keys()
+    for index, (entry, tensors) in enumerate(zip(entries, memory.per_parameter(), strict=True)):
         for name, ours in tensors.items():
-            ours.copy_(entry[name])
+            ours.copy_(memory.flat_of(name).held(index, entry[name], ours) if name in rows else entry[name])
     memory.load_numbers(entries)
     if any(entry["pairs_s"].dtype != memory.pairs.S.dtype for entry in entries):
         memory.pairs.recompute()

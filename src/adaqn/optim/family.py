@@ -39,6 +39,8 @@ class Common(TypedDict, total=False):
     history_dtype: torch.dtype | None
     master_weights: bool
     on_cycle: CycleCallback | None
+    process_group: Any
+    shard_history: bool
 
 
 class _Member(QuasiNewton):
@@ -61,6 +63,8 @@ class _Member(QuasiNewton):
             maximize=common.get("maximize", False),
             precision=Precision(common.get("history_dtype"), None, None, common.get("master_weights", False)),
             on_cycle=common.get("on_cycle"),
+            process_group=common.get("process_group"),
+            shard_history=common.get("shard_history", False),
             **parts,
         )
         super().__init__(params, options, lr=lr, weight_decay=common.get("weight_decay", 0.0))
@@ -88,7 +92,8 @@ class OLBFGS(_Member):
         regularisation: λ ≥ 0, added to the curvature along every s.
         initial_scaling: H0 before there is a pair.
         common: ``decay_steps`` (τ of lr·τ/(τ + steps)), ``weight_decay``, ``maximize``, ``on_nonfinite``,
-            ``direction``, ``history_dtype``, ``master_weights``, ``on_cycle``: as for :class:`adaqn.AdaQN`.
+            ``direction``, ``history_dtype``, ``master_weights``, ``on_cycle``, ``process_group``, ``shard_history``: as
+            for :class:`adaqn.AdaQN`.
 
     >>> w = torch.nn.Parameter(torch.tensor([3.0, -2.0]))
     >>> opt = OLBFGS([w], lr=0.5)

@@ -2,7 +2,8 @@
 
 The vector is of real numbers, float32 or wider; complex parameters enter as pairs of reals.
 Parameters stay where they are: ``gather`` and ``scatter`` copy, ``views`` cut a flat tensor into
-pieces shaped like the parameters without copying.
+pieces shaped like the parameters without copying. Where several processes share one model, the vector
+may hold only this process's part of each parameter (:mod:`adaqn.optim.sharded`).
 """
 
 from __future__ import annotations
@@ -14,24 +15,64 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from adaqn.core.products import Reduce, local
+from adaqn.core.scaling import Scaling
+from adaqn.optim.distributed import Processes
+
 
 class FlatParameters:
     """The trainable parameters, in order, and where each lies in the flat vector."""
 
-    def __init__(self, params: Sequence[Tensor]) -> None:
+    is_whole = True
+    """Has this process all of every parameter in its vectors?"""
+
+    def __init__(self, params: Sequence[Tensor], processes: Processes | None = None) -> None:
         check_one_device(params)
         self.params = list(params)
+        self.processes = processes or Processes()
         self.device = self.params[0].device
         self.dtype = torch.float32
-        self.shapes = []
         for p in self.params:
             self.dtype = torch.promote_types(self.dtype, p.dtype.to_real())
-            self.shapes.append(as_real(p).shape)
+        self.shapes = [part.shape for part in self.parts(self.params)]
         self.sizes = [shape.numel() for shape in self.shapes]
         self.n = sum(self.sizes)
-        if self.n == 0:
+        if sum(p.numel() for p in self.params) == 0:
             raise ValueError("all parameters are empty: there is nothing to train")
         self._kinds = [_kind(p) for p in self.params]
+
+    @property
+    def reduce(self) -> Reduce:
+        """Makes a product of vectors from what this process has of it."""
+        return local
+
+    @property
+    def settle(self) -> Reduce:
+        """The same for products by which something is decided: all processes go by the same numbers."""
+        return local if self.processes.count == 1 else self.processes.first
+
+    def parts(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """What the vector holds of tensors shaped like the parameters: real views."""
+        return [as_real(tensor) for tensor in tensors]
+
+    def shown(self, index: int, view: Tensor) -> Tensor:
+        """The view of a buffer, of shape (..., *shape), as it is saved."""
+        return view
+
+    def saved_shape(self, index: int) -> tuple[int, ...]:
+        """Of a vector, as it is saved."""
+        return tuple(self.shapes[index])
+
+    def held(self, index: int, saved: Tensor, view: Tensor) -> Tensor:
+        """What the view of a buffer takes from a saved tensor."""
+        return saved.reshape(view.shape)
+
+    def for_scaling(self, scaling: Scaling) -> FlatParameters:
+        """The vectors that H0 learns from and is applied to."""
+        return self
+
+    def publish(self) -> None:
+        """Tell the other processes about weights that only this one has changed."""
 
     def covers(self, params: Sequence[Tensor]) -> bool:
         """Are these exactly the parameters in here, and still what they were?"""
@@ -51,7 +92,7 @@ class FlatParameters:
     @torch.no_grad()
     def gather_gradients(self, views: list[Tensor]) -> list[int]:
         """The views of a vector ← the gradients, zero where there is none; returns which parameters have one."""
-        present, targets, sources = [], [], []
+        present, targets, gradients = [], [], []
         for i, (p, view) in enumerate(zip(self.params, views, strict=True)):
             if p.grad is None:
                 view.zero_()
@@ -63,9 +104,9 @@ class FlatParameters:
                 )
             present.append(i)
             targets.append(view)
-            sources.append(as_real(p.grad))
+            gradients.append(p.grad)
         if present:
-            torch._foreach_copy_(targets, sources)
+            torch._foreach_copy_(targets, self.parts(gradients))
         return present
 
     @torch.no_grad()
@@ -76,11 +117,13 @@ class FlatParameters:
 
     @torch.no_grad()
     def scatter(self, flat: Tensor) -> None:
-        """The parameters ← flat."""
+        """The parameters ← flat, in all processes."""
         torch._foreach_copy_(self.reals(), self.views(flat))
+        self.publish()
 
     def reals(self) -> list[Tensor]:
-        return [as_real(p) for p in self.params]
+        """Real views of what the vector holds of the parameters."""
+        return self.parts(self.params)
 
     @contextmanager
     def swapped(self, flat: Tensor, backup: Tensor) -> Iterator[None]:

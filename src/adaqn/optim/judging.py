@@ -8,9 +8,12 @@ import torch
 from torch import Tensor
 
 from adaqn.core.acceptance import SMALLEST_MULTIPLIER, PairedTest, halves_step, mean_loss
+from adaqn.core.products import Reduce, local
 from adaqn.optim.base import HistoryOptimizer
+from adaqn.optim.distributed import check_same_weights
 from adaqn.optim.memory import Memory
 from adaqn.optim.monitor import RotatingMonitor, monitored_loss
+from adaqn.optim.sharded import FlatShards
 
 
 class JudgingOptimizer(HistoryOptimizer):
@@ -18,19 +21,19 @@ class JudgingOptimizer(HistoryOptimizer):
 
     def _judge(self, m: Memory, candidate: Tensor) -> tuple[Tensor | None, Tensor | None, bool]:
         """(losses at the candidate, at the anchor, is it rejected?) (l. 12)"""
-        is_number = math.isfinite(size_of(candidate))  # D13
-        if self._monitor is None or self.options.acceptance is None:
+        if self._monitor is not None and self.options.acceptance is not None and hasattr(self._monitor, "advance"):
+            self._monitor.advance()  # D7: values are never compared across sets
+            self._anchor_losses = None
+            if isinstance(self._monitor, RotatingMonitor):
+                m.counters.monitor_position = self._monitor.position
+        is_number, is_monitored = self._settle(m, candidate)
+        if not is_monitored:
             if self.options.acceptance is not None:
                 self._say(
                     "no monitor was given, so no cycle is rejected by its loss: pass monitor=Monitor(...), "
                     "or acceptance='none' if that is meant"
                 )
             return None, None, not is_number
-        if hasattr(self._monitor, "advance"):
-            self._monitor.advance()  # D7: values are never compared across sets
-            self._anchor_losses = None
-            if isinstance(self._monitor, RotatingMonitor):
-                m.counters.monitor_position = self._monitor.position
         if not is_number:
             return None, None, True
         new = self._losses_at(m, candidate)
@@ -52,10 +55,28 @@ class JudgingOptimizer(HistoryOptimizer):
         self._say(message + "; such a set judges nothing")  # D7
         return new, old, False
 
+    def _settle(self, m: Memory, candidate: Tensor) -> tuple[bool, bool]:
+        """(Is the candidate finite? Is there a monitor in any process?), the same in all of them (D18)."""
+        size = size_of(candidate, m.flat.reduce)
+        watches = self._monitor is not None and self.options.acceptance is not None
+        rows = m.flat.processes.table(size, watches, self._anchor_losses is not None)
+        sizes, watching, remembering = zip(*rows, strict=True)
+        is_number = all(map(math.isfinite, sizes))  # D13
+        if is_number:
+            check_same_weights(sizes)
+        if any(watching) and not all(watching) and isinstance(m.flat, FlatShards):
+            raise RuntimeError(
+                f"process {watching.index(0.0)} has no monitor and another has one: an evaluation of sharded "
+                "weights is a common work of all processes, so give every process a monitor"
+            )
+        if not all(remembering):
+            self._anchor_losses = None
+        return is_number, any(watching)
+
     def _losses_at(self, m: Memory, vector: Tensor) -> Tensor:
-        with m.flat.swapped(vector, backup=m.g):
-            assert self._monitor is not None
-            losses = monitored_loss(self._monitor)
+        monitor = self._monitor  # another process may have one and this one not
+        with self._evaluating(m, vector):
+            losses = m.flat.processes.pooled(None if monitor is None else lambda: monitored_loss(monitor))
         return -losses if self.options.maximize else losses
 
     def _losses_at_anchor(self, m: Memory) -> Tensor:
@@ -87,7 +108,14 @@ class JudgingOptimizer(HistoryOptimizer):
             c.step_multiplier, c.rejections_in_row = c.step_multiplier / 2.0, 0
 
 
-def size_of(vector: Tensor) -> float:
+def size_of(vector: Tensor, reduce: Reduce = local) -> float:
     """A number that is zero exactly if the vector is, and not finite if its square is not; one read from the device."""
-    square = float(vector.dot(vector))
-    return square if square != 0.0 else float(torch.linalg.vector_norm(vector, math.inf))  # it may have underflowed
+    square = _total(vector.dot(vector), reduce)
+    if square != 0.0:
+        return square
+    largest = torch.linalg.vector_norm(vector, math.inf) if vector.numel() else vector.new_zeros(())
+    return _total(largest, reduce)  # the square may have underflowed
+
+
+def _total(value: Tensor, reduce: Reduce) -> float:
+    return float(value) if reduce is local else float(reduce(value.double().reshape(1)))

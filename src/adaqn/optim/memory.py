@@ -19,6 +19,7 @@ from adaqn.core.scaling import Scaling
 from adaqn.optim.counters import FORMAT, Counters
 from adaqn.optim.flat import FlatParameters
 from adaqn.optim.packed import by_parameter, new_buffer, scaling_tensors
+from adaqn.optim.sharded import FlatSlices, WholeH0, show
 
 WORK = ("work_g", "work_d")
 """Buffers whose content matters only within a step: they are not saved."""
@@ -51,11 +52,12 @@ class Memory:
         self.flat, self.scaling, self.curvature, self.precision = flat, scaling, curvature, precision
         self.momentum = momentum
         self.counters = counters or Counters()
+        self.h0_flat = flat.for_scaling(scaling)
         self.buffers = {
-            name: flat.new(*rows, dtype=dtype, device=device)
+            name: self.flat_of(name).new(*rows, dtype=dtype, device=device)
             for name, (rows, dtype, device) in layout(memory_size, scaling, curvature, precision, momentum).items()
         }
-        self.packed = scaling_tensors(scaling, flat)
+        self.packed = scaling_tensors(scaling, self.h0_flat)
         self.buffers |= {name: new_buffer(shapes, flat) for name, shapes in self.packed.items()}
         self.gram = torch.zeros(memory_size, memory_size, dtype=torch.float64, device=flat.device)
         self.g, self.d = (self.buffers.pop(name) for name in WORK)
@@ -63,12 +65,13 @@ class Memory:
         self.average = Average(self.buffers["window"])
         # Cut once: the per-parameter views of what every step touches.
         self.g_parts, self.d_parts, self.window_parts = map(flat.views, (self.g, self.d, self.average.total))
-        self.pairs = Pairs(self.buffers["pairs_s"], self.buffers["pairs_y"], self.gram)
+        self.pairs = Pairs(self.buffers["pairs_s"], self.buffers["pairs_y"], self.gram, flat.settle)
         vectors = {name: self.buffers[f"scaling_{name}"] for name in scaling.vector_names}
         tensors = by_parameter(self.buffers, self.packed, len(flat.params))
-        scaling.build(vectors, flat.shapes, [_without_prefix("scaling_", entry) for entry in tensors])
+        scaling.build(vectors, self.h0_flat.shapes, [_without_prefix("scaling_", entry) for entry in tensors])
+        self.h0: Any = WholeH0(scaling, flat) if isinstance(flat, FlatSlices) and self.h0_flat is not flat else scaling
         if curvature.rows:
-            curvature.build(self.buffers["fisher"])
+            curvature.build(self.buffers["fisher"], flat.reduce)
         if momentum is not None:
             momentum.build(self.buffers["momentum"], flat.sizes)
         self.restart()
@@ -109,12 +112,16 @@ class Memory:
         if self.master is not None:
             self.master.copy_(vector)
 
-    def update_scaling(self, present: list[int]) -> None:
+    def flat_of(self, name: str) -> FlatParameters:
+        """The vectors that a buffer of that name holds."""
+        return self.h0_flat if name.startswith("scaling_") else self.flat
+
+    def update_scaling(self, present: list[int], *, maximize: bool) -> None:
         """Show H0 the gradient; what it knows of parameters without one stays as it is."""
-        if len(present) == len(self.flat.params):
-            self.scaling.update(self.g)
+        if isinstance(self.h0, WholeH0):
+            self.h0.learn(negated=maximize)
         else:
-            self.scaling.update_some(self.g, present)
+            show(self.scaling, self.g, present)
 
     def average_gradient(self, present: list[int]) -> None:
         """From here on ``g`` is the averaged gradient, if there is momentum."""
@@ -156,9 +163,17 @@ class Memory:
         tensors = by_parameter(self.buffers, self.packed, len(self.flat.params))
         state: list[dict[str, Any]] = [{"gram": self.gram, **entry} for entry in tensors]
         for name in self.buffers.keys() - self.packed.keys():
-            for entry, view in zip(state, self.flat.views(self.buffers[name]), strict=True):
+            for entry, view in zip(state, self.flat_of(name).views(self.buffers[name]), strict=True):
                 entry[name] = view
         return state
+
+    def shown(self) -> list[dict[str, Any]]:
+        """The same as they are saved: what lies in parts on several processes as DTensors."""
+        rows = self.buffers.keys() - self.packed.keys()
+        return [
+            {name: self.flat_of(name).shown(i, tensor) if name in rows else tensor for name, tensor in entry.items()}
+            for i, entry in enumerate(self.per_parameter())
+        ]
 
     def numbers(self, index: int) -> dict[str, float]:
         """The plain numbers of that parameter's state."""

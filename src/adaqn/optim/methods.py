@@ -95,6 +95,9 @@ class AdaQN(QuasiNewton):
         weight_decay: decoupled, as in AdamW.
         maximize: maximize the objective; the monitor then returns what is to be large.
         on_cycle: called with a :class:`adaqn.CycleEvent` at the end of each cycle.
+        process_group: the processes that train this model together, under ``torchrun``; ``None`` is all of them, where
+            there are several, and ``"none"`` this one alone.
+        shard_history: with DDP, keep a share of the history in each process (``docs/distributed.md``).
 
     >>> model = torch.nn.Linear(4, 1)
     >>> x, target = torch.randn(64, 4), torch.randn(64, 1)
@@ -149,6 +152,8 @@ class AdaQN(QuasiNewton):
         weight_decay: float = 0.0,
         maximize: bool = False,
         on_cycle: CycleCallback | None = None,
+        process_group: Any = None,
+        shard_history: bool = False,
     ) -> None:
         p = chosen(
             preset, lr=lr, cycle_length=cycle_length, memory_size=memory_size, fisher_size=fisher_size, scaling=scaling,
@@ -184,5 +189,7 @@ class AdaQN(QuasiNewton):
                 master_weights,
             ),
             on_cycle=on_cycle,
+            process_group=process_group,
+            shard_history=shard_history,
         )
         super().__init__(params, options, lr=p.lr, weight_decay=weight_decay)

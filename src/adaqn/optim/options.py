@@ -21,6 +21,7 @@ from adaqn.core.momentum import Momentum
 from adaqn.core.pairs import CURVATURE_TESTS, CurvatureTest, Repair, TowardsH0, absolute
 from adaqn.core.scaling import Adagrad, Scaling
 from adaqn.core.scaling_names import SCALINGS, make_scaling
+from adaqn.optim.distributed import check_group as check_processes
 from adaqn.optim.events import CycleCallback
 from adaqn.optim.memory import Precision
 
@@ -29,6 +30,7 @@ DIRECTIONS: dict[str, Direction] = {"gram": gram, "two_loop": two_loop}
 HISTORY_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 _OF_ALL = {
     "cycle_length", "memory_size", "fisher_size", "monitor", "scaling", "maximize", "momentum", "damping", "preset",
+    "process_group", "shard_history",
 }  # fmt: skip
 
 
@@ -66,6 +68,9 @@ class Options:
     maximize: bool = False
     precision: Precision = field(default_factory=Precision)
     on_cycle: CycleCallback | None = None
+    process_group: Any = None
+    """Which processes work on the parameters; ``None`` all, where there are several, ``"none"`` this one alone."""
+    shard_history: bool = False
 
     def __post_init__(self) -> None:
         at_least_one("cycle_length", self.cycle_length)
@@ -78,6 +83,7 @@ class Options:
             raise ValueError(f"curvature_eps must be a finite number of at least 0, got {self.curvature_eps}")
         if self.decay_steps is not None and not (math.isfinite(self.decay_steps) and self.decay_steps > 0.0):
             raise ValueError(f"decay_steps must be a positive finite number, or None; got {self.decay_steps}")
+        check_processes(self.process_group)
         choose("on_nonfinite", self.on_nonfinite, {"skip": "skip", "raise": "raise"})
         if self.monitor is not None and not callable(self.monitor):
             raise TypeError(

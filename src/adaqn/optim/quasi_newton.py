@@ -14,14 +14,16 @@ from adaqn.core.cycle import cosine_of_newest, next_cycle_length, signal_share
 from adaqn.core.outcome import Outcome
 from adaqn.core.pairs import is_usable
 from adaqn.core.pairs import products as products_of
-from adaqn.core.products import local, round_to
+from adaqn.core.products import round_to
 from adaqn.optim.base import NO_PAIR, Products
+from adaqn.optim.descending import DescendingOptimizer
 from adaqn.optim.gradient_difference import GradientDifference
-from adaqn.optim.judging import JudgingOptimizer, size_of
+from adaqn.optim.judging import size_of
 from adaqn.optim.memory import Memory
+from adaqn.optim.model_curvature import BatchCurvature
 
 
-class QuasiNewton(JudgingOptimizer):
+class QuasiNewton(DescendingOptimizer):
     """Gradient in, step out; at the end of a cycle an average to judge and a pair to store.
 
     Line numbers are those of the paper's Algorithm 1, D-numbers those of ``docs/decisions.md``.
@@ -40,16 +42,17 @@ class QuasiNewton(JudgingOptimizer):
         if m.counters.steps == 0 and m.counters.cycles == 0:
             m.restart()  # the weights may have changed since the memory was made
         present = m.flat.gather_gradients(m.g_parts)
-        if not self._may_step(m):
-            return loss
         if self.options.maximize:
             m.g.neg_()
-        m.update_scaling(present)
+        size, s_dot_g = self._look(m, present)
+        if not self._may_step(m, size):
+            return loss
+        m.update_scaling(present, maximize=self.options.maximize)
         if self.options.pairs_from_start:
             torch._foreach_copy_(m.flat.views(m.anchor), m.weights())  # s is this step, whatever moved the weights
         m.curvature.observe(m.g)  # l. 6
         m.average_gradient(present)  # H0 and F̃ have seen the raw one
-        self._descend(m, present)  # l. 5
+        self._descend(m, present, s_dot_g)  # l. 5
         m.add_to_window()  # l. 7
         m.counters.steps += 1
         if m.average.count >= self._cycle_length(m.counters):  # l. 8; D1
@@ -81,9 +84,9 @@ class QuasiNewton(JudgingOptimizer):
         self._count(m, outcome)
         self._tell(m, outcome, new, old, products)
 
-    def _may_step(self, m: Memory) -> bool:
-        """The one read per step from the device: is the gradient finite, and is there one at all?"""
-        size, c = size_of(m.g), m.counters
+    def _may_step(self, m: Memory, size: float) -> bool:
+        """Is the gradient finite, and is there one at all?"""
+        c = m.counters
         if math.isfinite(size):
             c.nonfinite_in_row = 0
             # torch.distributed.checkpoint makes state by a call without gradient and lr; it must leave no trace.
@@ -92,9 +95,8 @@ class QuasiNewton(JudgingOptimizer):
             raise FloatingPointError("the gradient holds inf or nan; nothing was changed (on_nonfinite='raise')")
         c.nonfinite += 1  # D9
         c.nonfinite_in_row += 1
-        weights_are_finite = all(w.isfinite().all() for w in m.weights())
-        if not weights_are_finite or c.nonfinite_in_row >= NONFINITE_PATIENCE:  # D13
-            if not math.isfinite(size_of(m.anchor)):
+        if not self._weights_are_finite(m) or c.nonfinite_in_row >= NONFINITE_PATIENCE:  # D13
+            if not math.isfinite(size_of(m.anchor, m.flat.reduce)):
                 raise FloatingPointError(
                     "neither the weights nor the point to return to are finite: load good weights, then call "
                     "opt.reset_history()"
@@ -106,40 +108,14 @@ class QuasiNewton(JudgingOptimizer):
             self._tell(m, Outcome.REJECTED)
         return False
 
+    def _weights_are_finite(self, m: Memory) -> bool:
+        lost = sum(not w.isfinite().all() for w in m.weights())
+        return float(m.flat.reduce(torch.tensor([lost], dtype=torch.float64, device=m.g.device))) == 0.0
+
     def _check_step_sizes(self) -> None:
         for group in self.param_groups:  # a tensor's value would have to be read from the device
             if not isinstance(group["lr"], Tensor) and not group["lr"] >= 0.0:
                 raise ValueError(f"lr must be at least 0, got {group['lr']}: was it set by a scheduler?")
-
-    def _descend(self, m: Memory, present: list[int]) -> None:
-        """w ← w − Λ^½ H Λ^½ g with Λ the step sizes of the groups; only where there are gradients."""
-        multiplier = self._step_multiplier(m)
-        groups = [group for group in self.param_groups for p in group["params"] if p.requires_grad]
-        first = groups[0]["lr"]
-        direction = self.options.direction
-        if all(_same_lr(group["lr"], first) for group in self.param_groups):
-            d, scale = direction(m.g, m.pairs, m.scaling, out=m.d), first * multiplier
-            if isinstance(scale, Tensor):
-                d, scale = d.mul_(scale), 1.0
-        else:
-            roots = [(group["lr"] * multiplier) ** 0.5 for group in groups]
-            _scale_parts(m.g_parts, roots)
-            d, scale = direction(m.g, m.pairs, m.scaling, out=m.d), 1.0
-            _scale_parts(m.d_parts, roots)
-        if self.options.guarded and not math.isfinite(size_of(d)):
-            m.clear_history()
-            d.zero_()
-        weights, steps = m.weights(), m.d_parts
-        for i in present:
-            if groups[i]["weight_decay"] != 0.0:
-                weights[i].mul_(1.0 - groups[i]["lr"] * multiplier * groups[i]["weight_decay"])
-        torch._foreach_add_([weights[i] for i in present], [steps[i] for i in present], alpha=-scale)
-        if m.master is not None:
-            m.flat.scatter(m.master)
-
-    def _step_multiplier(self, m: Memory) -> float:
-        decay = self.options.decay_steps
-        return m.counters.step_multiplier * (1.0 if decay is None else decay / (decay + m.counters.steps))
 
     def _first_evaluation(self, closure: Callable[[], Any] | None) -> Any:
         """Run the closure, if there is one, and let a curvature that compares gradients know it."""
@@ -155,7 +131,7 @@ class QuasiNewton(JudgingOptimizer):
     def _curvature_along(self, m: Memory, s: Tensor, candidate: Tensor) -> Tensor:
         """y, in the memory of the window's sum, which is spent; put back if the user's model raises."""
         try:
-            y = m.curvature.product(s, candidate, out=m.average.total)
+            y = self._product(m, s, candidate)
         except BaseException:
             if self.options.pairs_from_start:
                 m.average.clear()  # the next step has an anchor of its own
@@ -164,13 +140,20 @@ class QuasiNewton(JudgingOptimizer):
             raise
         return y.neg_() if self.options.maximize and m.curvature.signed else y
 
+    def _product(self, m: Memory, s: Tensor, candidate: Tensor) -> Tensor:
+        if not isinstance(m.curvature, BatchCurvature):
+            return m.curvature.product(s, candidate, out=m.average.total)
+        with m.flat.processes.together("the curvature"):
+            y = m.curvature.product(s, candidate, out=m.average.total)
+        return m.flat.processes.average_(y)  # each process has batches of its own
+
     def _offer(self, m: Memory, s: Tensor, y: Tensor) -> tuple[Outcome, Products]:
         """Store the pair if its curvature is good enough (l. 19)."""
         if self.options.repair is not None:
-            self.options.repair(s, y, m.scaling, local)
+            self.options.repair(s, y, m.h0, m.flat.settle)
         for vector, rows in ((s, m.pairs.S), (y, m.pairs.Y)):
             round_to(rows.dtype, vector)  # what is stored is what must pass the test
-        ss, sy, yy = products_of(s, y)
+        ss, sy, yy = products_of(s, y, m.flat.settle)
         if not (is_usable(sy, yy) and self.options.curvature_test(ss, sy, yy, self.options.curvature_eps)):  # D14
             return Outcome.SKIPPED, (ss, sy, yy)
         m.pairs.push(s, y)  # l. 20
@@ -195,7 +178,7 @@ class QuasiNewton(JudgingOptimizer):
         if self.options.cycle_bounds is None:
             return
         length, beta = self._cycle_length(m.counters), m.momentum.beta if m.momentum is not None else 0.0
-        cosine = cosine_of_newest(m.pairs) if outcome is Outcome.STORED else None
+        cosine = cosine_of_newest(m.pairs, m.flat.settle) if outcome is Outcome.STORED else None
         share = signal_share(cosine, length, beta) if cosine is not None else None
         m.counters.cycle_length = next_cycle_length(length, outcome, share, *self.options.cycle_bounds)
 
@@ -214,13 +197,3 @@ class QuasiNewton(JudgingOptimizer):
 
 def _is_nonzero(lr: float | Tensor) -> bool:
     return bool(lr != 0)
-
-
-def _same_lr(a: float | Tensor, b: float | Tensor) -> bool:
-    # Tensors are compared by identity: their values would have to be read from the device.
-    return a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b)
-
-
-def _scale_parts(parts: list[Tensor], factors: list[float | Tensor]) -> None:
-    for part, factor in zip(parts, factors, strict=True):
-        part.mul_(factor)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torch import Tensor
-
 from adaqn.optim.flat import FlatParameters
 from adaqn.optim.memory import Memory
 
@@ -23,15 +21,11 @@ def rebuilt(old: Memory, flat: FlatParameters, make: Callable[[FlatParameters], 
             continue
         scaling.load_numbers(i, numbers[j])
         for name, vector in vectors.items():
-            _carry(old, vector, j, new, scaling.vectors[name], i)
+            new.h0_flat.views(scaling.vectors[name])[i].copy_(old.h0_flat.views(vector)[j])
         for name, tensor in tensors[j].items():
             scaling.tensors[i][name].copy_(tensor)
         if old.master is not None and new.master is not None:
-            _carry(old, old.master, j, new, new.master, i)
+            flat.views(new.master)[i].copy_(old.flat.views(old.master)[j])
     if new.master is not None:
         new.anchor.copy_(new.master)
     return new
-
-
-def _carry(old: Memory, source: Tensor, j: int, new: Memory, target: Tensor, i: int) -> None:
-    new.flat.views(target)[i].copy_(old.flat.views(source)[j])

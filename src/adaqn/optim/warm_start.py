@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from adaqn.core.kronecker import Kronecker
 from adaqn.core.scaling import Adagrad, Adam, RMSProp, Scaling
-from adaqn.optim.flat import as_real
+from adaqn.optim.flat import FlatParameters, as_real
 
 _TORCH_KEYS = ((Adam, "exp_avg_sq", "Adam or AdamW"), (RMSProp, "square_avg", "RMSprop"), (Adagrad, "sum", "Adagrad"))
 
@@ -48,7 +48,7 @@ def source_states(source: Optimizer | dict[str, Any], params: list[Tensor]) -> l
     return [source["state"].get(index, {}) for index in indices]
 
 
-def fill_scaling(scaling: Scaling, views: list[Tensor], states: list[dict[str, Any]]) -> None:
+def fill_scaling(scaling: Scaling, views: list[Tensor], states: list[dict[str, Any]], flat: FlatParameters) -> None:
     """Copy second moments into the scaling's vector, given as one view per parameter.
 
     Parameters without state keep their initial value.
@@ -63,14 +63,14 @@ def fill_scaling(scaling: Scaling, views: list[Tensor], states: list[dict[str, A
         found = sorted({k for state in states for k in state}) or "no state at all"
         raise ValueError(f"scaling={type(scaling).__name__} starts from torch's {name} (key {key!r}); found {found}")
     saved = [as_real(state[key]) if key in state else None for state in states]
-    for index, (view, moments) in enumerate(zip(views, saved, strict=True)):
-        if moments is not None and moments.shape != view.shape:
-            theirs, ours = tuple(moments.shape), tuple(view.shape)
+    for index, (p, moments) in enumerate(zip(flat.params, saved, strict=True)):
+        if moments is not None and moments.shape != as_real(p).shape:
+            theirs, ours = tuple(moments.shape), tuple(as_real(p).shape)
             raise ValueError(f"the source has {key!r} of shape {theirs} for parameter {index}, whose shape is {ours}")
     for index, (view, moments) in enumerate(zip(views, saved, strict=True)):
         if moments is None:
             continue
-        view.copy_(moments)
+        view.copy_(flat.held(index, moments, view))
         if isinstance(scaling, Adam):
             scaling.load_numbers(index, {"step": float(states[index]["step"])})
         elif isinstance(scaling, Adagrad):

@@ -1,0 +1,42 @@
+"""AdaQN under DistributedDataParallel.
+
+torchrun --nproc-per-node 2 examples/ddp.py
+"""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from adaqn import AdaQN, Monitor
+
+
+def main() -> None:
+    dist.init_process_group()  # gloo without GPUs, NCCL with them
+    device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count()) if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 1)).to(device)
+    ddp = DistributedDataParallel(model)
+    loss_fn = nn.MSELoss()
+
+    generator = torch.Generator().manual_seed(dist.get_rank())  # every process has examples of its own
+
+    def batch(size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.randn(size, 20, generator=generator)
+        return x.to(device), torch.sin(x.sum(1, keepdim=True)).to(device)
+
+    # Each process monitors a batch of its own, and all of them together decide.
+    opt = AdaQN(model.parameters(), monitor=Monitor(model, loss_fn, batch(64)))
+    for step in range(201):
+        opt.zero_grad()
+        x, target = batch(32)
+        loss = loss_fn(ddp(x), target)
+        loss.backward()
+        opt.step()
+        if step % 50 == 0 and dist.get_rank() == 0:
+            print(f"step {step}: loss {loss.item():.4f}, {opt.stats.stored} pairs stored")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

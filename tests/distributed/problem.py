@@ -1,0 +1,114 @@
+"""One problem for any number of processes: the global batch of each step is cut into equal shares."""
+
+import math
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from adaqn import AdaQN, Monitor
+
+BATCH, MONITORED = 16, 64
+OPTIONS = {
+    "paper": {
+        "preset": "paper", "lr": 0.3, "memory_size": 4, "fisher_size": 7, "cycle_length": 3, "curvature_eps": 1e-2,
+    },
+    "modern": {
+        "preset": "modern", "lr": 0.2, "fisher_size": 7, "cycle_length": "auto", "max_cycle_length": 4,
+        "paired_level": 1.0, "curvature_eps": 0.7,
+    },
+    "kronecker": {"preset": "kronecker", "lr": 0.4, "fisher_size": 7, "cycle_length": 3, "curvature_eps": 0.3},
+}  # fmt: skip
+"""Step sizes and tests such that cycles are stored, skipped and rejected."""
+
+
+def model(dtype=torch.float64):
+    """Square matrices: the eigenbasis of a Kronecker scaling is then unique, and rounding does not choose it."""
+    torch.manual_seed(7)
+    return nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5)).to(dtype)
+
+
+def data(k, size, dtype=torch.float64):
+    """The k-th batch, of all processes together."""
+    generator = torch.Generator().manual_seed(100 + k)
+    x = torch.randn(size, 5, generator=generator, dtype=torch.float64)
+    noise = torch.randn(size, 5, generator=generator, dtype=torch.float64)
+    return x.to(dtype), (torch.sin(2.0 * x) + 0.5 * noise).to(dtype)
+
+
+def share(batch):
+    """This process's part of a batch."""
+    if not dist.is_initialized():
+        return batch
+    rank, count = dist.get_rank(), dist.get_world_size()
+    return tuple(tensor.chunk(count)[rank] for tensor in batch)
+
+
+def per_example(output, target):
+    return (output - target).square().mean(1)
+
+
+def whole(p):
+    p = p.detach()
+    return p.full_tensor() if hasattr(p, "full_tensor") else p
+
+
+def vector(params):
+    return torch.cat([whole(p).reshape(-1).double() for p in params])
+
+
+def train(net, opt, steps, *, start=0, poisoned=(), dtype=torch.float64):
+    """The weights after each step. ``poisoned`` steps have a gradient that is not a number in the last process."""
+    path = []
+    params = [p for group in opt.param_groups for p in group["params"]]
+    last = not dist.is_initialized() or dist.get_rank() == dist.get_world_size() - 1
+    for k in range(start, start + steps):
+        opt.zero_grad()
+        x, target = share(data(k, BATCH, dtype))
+        loss = per_example(net(x), target).mean()
+        if k in poisoned and last:
+            loss = loss * math.nan
+        loss.backward()
+        opt.step()
+        path.append(vector(params))
+    return torch.stack(path)
+
+
+def monitored(net, params, name, **options):
+    monitor = Monitor(net, per_example, share(data(-1, MONITORED, options.pop("dtype", torch.float64))))
+    return AdaQN(params, monitor=monitor, **{**OPTIONS[name], **options})
+
+
+def wrapped(net, kind):
+    """``net`` for DDP, for FSDP2, or as it is.
+
+    One layer is a unit of its own, and the other belongs to the root, which FSDP2 leaves whole after an evaluation.
+    """
+    if kind == "ddp":
+        return DistributedDataParallel(net)
+    if kind == "fsdp":
+        fully_shard(net[0])
+        return fully_shard(net)
+    return net
+
+
+def outcomes(kind, name, steps=200, shard_history=False):
+    """(path, statistics, how each cycle ended), with gradients that are not finite on the way."""
+    events = []
+    net = wrapped(model(), kind)
+    opt = monitored(net, net.parameters(), name, on_cycle=events.append, shard_history=shard_history)
+    path = train(net, opt, steps, poisoned=(20, 21))
+    return path, opt.stats, [(event.outcome.value, event.step) for event in events]
+
+
+def assert_same_run(found, expected):
+    """Every process ran as the others and, but for rounding, as one process did."""
+    path, stats, events = expected
+    for theirs, their_stats, their_events in found:
+        assert torch.equal(theirs, found[0][0])
+        assert (their_events, their_stats.pairs) == (events, stats.pairs)
+        assert torch.allclose(theirs, path, rtol=0.0, atol=1e-9)
+    assert {outcome for outcome, _ in events} == {"started", "stored", "skipped", "rejected"}
+    assert stats.nonfinite == found[0][1].nonfinite == 2

@@ -1,0 +1,118 @@
+"""torch.distributed.checkpoint: saved by some processes, loaded by others, and the run goes on as it would have."""
+
+import copy
+
+import problem
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from processes import run_processes
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+    set_state_dict,
+)
+
+SAVED, GOING_ON = 23, 12
+
+
+def made(kind, **options):
+    net = problem.wrapped(problem.model(), kind)
+    return net, problem.monitored(net, net.parameters(), "modern", **options)
+
+
+def save(kind, folder, options):
+    """Train, save, and go on; returns how it went on."""
+    net, opt = made(kind, **options)
+    problem.train(net, opt, SAVED)
+    model_state, optimizer_state = get_state_dict(net, opt)
+    dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=folder)
+    return problem.train(net, opt, GOING_ON, start=SAVED), opt.stats
+
+
+def load(kind, folder, options):
+    net, opt = made(kind, **options)
+    model_state, optimizer_state = get_state_dict(net, opt)
+    state = {"model": model_state, "optimizer": optimizer_state}
+    dcp.load(state, checkpoint_id=folder)
+    set_state_dict(net, opt, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    assert opt.stats.steps == SAVED
+    return problem.train(net, opt, GOING_ON, start=SAVED), opt.stats
+
+
+def run(count, function, kind, folder, options):
+    """In one process without a group, too."""
+    if count:
+        return run_processes(count, function, kind, folder, options)
+    return [function(kind, folder, options)]
+
+
+@pytest.mark.parametrize(
+    "before, after, options",
+    [
+        ((2, "fsdp"), (2, "fsdp"), {}),
+        ((2, "fsdp"), (1, "fsdp"), {}),
+        ((2, "fsdp"), (0, None), {}),
+        ((0, None), (2, "fsdp"), {}),
+        ((4, "fsdp"), (2, "fsdp"), {}),
+        ((2, "ddp"), (0, None), {}),
+        ((0, None), (2, "ddp"), {}),
+        ((2, "ddp"), (2, "ddp"), {"shard_history": True}),
+        ((2, "ddp"), (0, None), {"shard_history": True}),
+        ((0, None), (2, "ddp"), {"shard_history": True}),
+        ((4, "ddp"), (2, "ddp"), {"shard_history": True}),
+        ((2, "ddp"), (0, None), {"shard_history": True, "preset": "kronecker"}),
+        ((2, "ddp"), (2, "ddp"), {"shard_history": True, "preset": "kronecker"}),
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_a_run_goes_on_with_another_number_of_processes(before, after, options, tmp_path):
+    (expected, stats), *_ = run(before[0], save, before[1], tmp_path, options)
+    for path, their_stats in run(after[0], load, after[1], tmp_path, options):
+        assert their_stats == stats
+        if before == after:
+            assert torch.equal(path, expected)
+        assert torch.allclose(path, expected, rtol=0.0, atol=1e-9)
+
+
+def full_state(kind, options):
+    """The whole state on the first process, and back into a fresh optimizer."""
+    net, opt = made(kind, **options)
+    problem.train(net, opt, SAVED)
+    whole = StateDictOptions(full_state_dict=True)
+    saved = copy.deepcopy(get_optimizer_state_dict(net, opt, options=whole))
+    weights = get_model_state_dict(net, options=whole)
+    weights = {name: value.clone() for name, value in weights.items()}
+    expected = problem.train(net, opt, GOING_ON, start=SAVED)
+    other_net, other = made(kind, **options)
+    set_model_state_dict(other_net, weights, options=whole)
+    set_optimizer_state_dict(other_net, other, saved, options=whole)
+    shape = tuple(saved["state"]["0.weight"]["pairs_s"].shape)
+    return shape, torch.equal(problem.train(other_net, other, GOING_ON, start=SAVED), expected)
+
+
+@pytest.mark.parametrize("kind, options", [("fsdp", {}), ("ddp", {}), ("ddp", {"shard_history": True})], ids=str)
+def test_the_whole_state_in_and_out(kind, options):
+    shape = (3, 25) if options else (3, 5, 5)
+    assert run_processes(2, full_state, kind, options) == [(shape, True)] * 2
+
+
+def initial_step(kind, options):
+    paths = []
+    for is_asked in (True, False):
+        net, opt = made(kind, **options)
+        if is_asked:
+            get_optimizer_state_dict(net, opt)
+            assert opt.stats.steps == 0
+        paths.append(problem.train(net, opt, 8))
+    return torch.equal(*paths)
+
+
+@pytest.mark.parametrize("kind, options", [("fsdp", {}), ("ddp", {"shard_history": True})], ids=str)
+def test_the_initial_step_of_distributed_checkpoint_leaves_no_trace(kind, options):
+    assert run_processes(2, initial_step, kind, options) == [True, True]

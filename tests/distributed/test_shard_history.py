@@ -1,0 +1,139 @@
+"""DDP with the history shared out: the same numbers, and a share of the memory."""
+
+import problem
+import pytest
+import torch
+from counting import counted
+from processes import run_processes
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from adaqn import OLBFGS, AdaQN
+
+
+@pytest.mark.parametrize("count, name", [(2, "paper"), (4, "modern"), (2, "kronecker")])
+def test_the_numbers_are_those_of_one_process(count, name):
+    expected = problem.outcomes(None, name)
+    problem.assert_same_run(run_processes(count, problem.outcomes, "ddp", name, 200, True), expected)
+
+
+def test_one_process_has_all_of_it():
+    expected = problem.outcomes(None, "modern", 60)
+    path, stats, _ = problem.outcomes(None, "modern", 60, True)
+    assert stats == expected[1]
+    assert torch.allclose(path, expected[0], rtol=0.0, atol=1e-12)
+
+
+def sizes(**options):
+    net = nn.Linear(100, 40)
+    ddp = DistributedDataParallel(net)
+    opt = AdaQN(net.parameters(), 0.01, preset="modern", acceptance="none", **options)
+    for _ in range(17):
+        opt.zero_grad()
+        ddp(torch.ones(3, 100)).square().mean().backward()
+        opt.step()
+    ddp(torch.ones(3, 100)).square().mean().backward()
+    with counted() as calls:
+        opt.step()
+    held = sum(buffer.numel() * buffer.element_size() for buffer in opt._memory.buffers.values())
+    return held, opt.state_size(), calls, opt.state[net.weight]["fisher"]
+
+
+def sharded_sizes():
+    held, size, calls, fisher = sizes(shard_history=True)
+    return held, size, calls, tuple(fisher.shape), tuple(fisher.to_local().shape), str(fisher.placements)
+
+
+def whole_sizes():
+    return sizes()[:3]
+
+
+def test_memory_is_divided_and_only_the_weights_are_gathered():
+    whole, _, none = run_processes(2, whole_sizes)[0]
+    assert none == []
+    n = 40 * 100 + 40
+    for held, size, calls, shape, local_shape, placements in run_processes(2, sharded_sizes):
+        assert held == whole / 2
+        assert size < whole
+        assert calls == [("all_reduce", 8 * 3), ("all_reduce", 8 * 2), ("all_gather", 4 * n // 2)]
+        assert shape == (50, 4000)
+        assert local_shape == (50, 2000)
+        assert placements == "(Shard(dim=1),)"
+
+
+def whole_h0():
+    """A Kronecker H0 needs whole matrices: it is kept whole, and one more vector travels."""
+    net = nn.Linear(100, 40)
+    net.bias.requires_grad_(False)
+    opt = AdaQN(net.parameters(), 0.01, acceptance="none", shard_history=True, cycle_length=5)
+    announced = opt.state_size()
+    for k in range(18):
+        net.weight.grad = torch.randn(40, 100, generator=torch.Generator().manual_seed(k))
+        with counted() as calls:
+            opt.step()
+    m = opt._memory
+    held = [m.g, m.d, m.g, m.gram, m.h0.before, m.h0.after, *m.buffers.values()]  # one more while a pair is damped
+    return announced, sum(t.numel() * t.element_size() for t in held), calls
+
+
+def test_a_kronecker_h0_stays_whole():
+    for announced, held, calls in run_processes(2, whole_h0):
+        assert announced == held
+        assert [name for name, _ in calls] == ["all_reduce", "all_gather", "all_reduce", "all_gather"]
+
+
+def several_dtypes():
+    torch.manual_seed(1)
+    params = [
+        nn.Parameter(torch.randn(3, dtype=torch.float64)),
+        nn.Parameter(torch.randn(5, dtype=torch.float32)),
+        nn.Parameter(torch.randn(2, 2, dtype=torch.complex64)),
+        nn.Parameter(torch.randn(7, dtype=torch.float32)),
+    ]
+    opt = AdaQN(params, 0.05, preset="modern", acceptance="none", shard_history=True, history_dtype=torch.bfloat16)
+    for k in range(20):
+        for p in params:
+            p.grad = p.detach() * (1.0 + 0.1 * k)
+        if k == 7:
+            params[3].grad = None
+        opt.step()
+    with opt.averaged():
+        average = [p.detach().clone() for p in params]
+    return [p.detach() for p in params], average, opt.stats
+
+
+def test_any_parameters():
+    weights, average, stats = several_dtypes()
+    assert stats.stored > 0
+    for their_weights, their_average, their_stats in run_processes(2, several_dtypes):
+        assert their_stats == stats
+        for ours, theirs in ((weights, their_weights), (average, their_average)):
+            assert all(torch.allclose(a, b, rtol=1e-4) for a, b in zip(ours, theirs, strict=True))
+
+
+def with_closure(shard_history):
+    net = problem.model()
+    ddp = DistributedDataParallel(net) if shard_history is not None else net
+    opt = OLBFGS(net.parameters(), lr=0.1, shard_history=bool(shard_history))
+    for k in range(20):
+        x, target = problem.share(problem.data(k, problem.BATCH))
+
+        def closure(x=x, target=target):
+            opt.zero_grad()
+            problem.per_example(ddp(x), target).mean().backward()
+
+        opt.step(closure)
+    return problem.vector(net.parameters())
+
+
+@pytest.mark.parametrize("shard_history", [True, False])
+def test_a_method_that_compares_gradients(shard_history):
+    expected = with_closure(None)
+    for weights in run_processes(2, with_closure, shard_history):
+        assert torch.allclose(weights, expected, rtol=0.0, atol=1e-9)
+
+
+def test_what_cannot_be_shared_out_is_refused_by_name():
+    turned = nn.Parameter(torch.ones(4, 3).t())
+    with pytest.raises(ValueError, match="not contiguous"):
+        AdaQN([turned], preset="modern", shard_history=True).state_size()
