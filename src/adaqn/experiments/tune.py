@@ -243,7 +243,8 @@ def tune(
     points = {curve: grid(base.optimizer, budget, search) for curve, base in curves.items()}  # tells of a wrong budget
     if workers < 1:
         raise UserError(f"workers must be at least 1, got {workers}")
-    curves = {curve: resolved(base) for curve, base in curves.items()}
+    # Only what was asked for: an option that a preset says may be the one that is searched.
+    curves = {curve: replace(resolved(base), options=base.options) for curve, base in curves.items()}
     for base in curves.values():
         Run(base, None, data_dir)  # a mistake is told here, once, rather than by every worker
     try:

@@ -104,7 +104,7 @@ class AdaQN(QuasiNewton):
     >>> loss_fn = torch.nn.MSELoss()
     >>> from adaqn import Monitor
     >>> opt = AdaQN(model.parameters(), lr=1e-2, monitor=Monitor(model, loss_fn, (x, target)))
-    >>> for _ in range(30):
+    >>> for _ in range(15):
     ...     opt.zero_grad()
     ...     loss_fn(model(x), target).backward()
     ...     _ = opt.step()
