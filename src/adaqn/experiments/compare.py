@@ -73,7 +73,7 @@ def summary(groups: Groups) -> list[dict[str, Any]]:
             cycles = "/".join(str(sum(f[name] for f in finals)) for name in ("stored", "skipped", "rejected"))
         rows.append(
             {
-                "optimizer": label.split(" (")[0],
+                "optimizer": label.rsplit(" (lr ", 1)[0],
                 "lr": runs[0].result["config"]["lr"],
                 "test": round(statistics.fmean(test), 4),
                 "spread": round(max(test) - min(test), 4) if len(test) > 1 else "–",

@@ -23,7 +23,7 @@ from adaqn.experiments.storage import write_atomically
 # Okabe and Ito's palette: told apart by colour-blind readers too. A name has the same colour in every figure.
 PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999"]
 _FIXED = {
-    **dict.fromkeys(("adaqn", "adaqn-paper", "adaqn-modern", "adaqn-kronecker"), 0),
+    **{"adaqn": 0, "adaqn-kronecker": 0, "adaqn-modern": 6, "adaqn-paper": 5},
     **{"adagrad": 4, "adam": 1, "soap": 2, "muon": 3, "shampoo": 5, "rmsprop": 6, "nag": 7},
 }
 
