@@ -107,7 +107,7 @@ def test_the_whole_of_a_study(small: Path, tmp_path: Path) -> None:
     for cell in plan.cells:
         for method in cell.methods:
             row = Row(cell, method, results)
-            assert row.finished(plan.points, plan.seeds)
+            assert not row.due(plan.points, plan.seeds)
             assert len(row.tried()) == plan.points
             best = min(row.tried().values())
             assert row.find(row.best_lr() or 0.0, 0)["end"]["valid_loss"] == best  # type: ignore[index]

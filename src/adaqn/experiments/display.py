@@ -76,3 +76,8 @@ def figure_bar(total: int, *, quiet: bool = False) -> Iterator[Callable[[int, Ru
                 bars.update(bar, said=f"{finished} finished, loss of the latest {progress.loss:.3f}")
 
         yield told
+
+
+def hours_text(total: float, workers: int) -> str:
+    """What so many hours of runs will take."""
+    return f"{total:.2f} hours of one run at a time; with {workers} at a time at best {total / workers:.2f}"

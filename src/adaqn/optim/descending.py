@@ -26,7 +26,7 @@ class DescendingOptimizer(JudgingOptimizer):
         if m.flat.is_whole or self.options.direction is not gram or len(m.pairs) == 0:
             return size_of(m.g, m.flat.reduce), None
         ahead = m.d.copy_(m.g) if m.momentum is None else m.momentum.preview(m.g, present, out=m.d)
-        roots = self._roots(m)
+        roots = self._roots(self._groups(), self._step_multiplier(m))
         if roots is not None:
             _scale_parts(m.d_parts, roots)
         square = m.g.dot(m.g).double().reshape(1)
@@ -36,8 +36,8 @@ class DescendingOptimizer(JudgingOptimizer):
 
     def _descend(self, m: Memory, present: list[int], s_dot_g: Tensor | None) -> None:
         """w ← w − Λ^½ H Λ^½ g with Λ the step sizes of the groups; only where there are gradients."""
-        multiplier = self._step_multiplier(m)
-        groups, roots = self._groups(), self._roots(m)
+        groups, multiplier = self._groups(), self._step_multiplier(m)
+        roots = self._roots(groups, multiplier)
         if roots is None:
             d, scale = self._direction(m, s_dot_g), groups[0]["lr"] * multiplier
             if isinstance(scale, Tensor):
@@ -70,9 +70,8 @@ class DescendingOptimizer(JudgingOptimizer):
         """The group of each trainable parameter."""
         return [group for group in self.param_groups for p in group["params"] if p.requires_grad]
 
-    def _roots(self, m: Memory) -> list[float | Tensor] | None:
+    def _roots(self, groups: list[dict[str, Any]], multiplier: float) -> list[float | Tensor] | None:
         """Λ^½ by parameter; ``None`` where all step sizes are the same."""
-        groups, multiplier = self._groups(), self._step_multiplier(m)
         if all(_same_lr(group["lr"], groups[0]["lr"]) for group in self.param_groups):
             return None
         return [(group["lr"] * multiplier) ** 0.5 for group in groups]

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from adaqn.experiments.compare import parse_optimizers
-from adaqn.experiments.display import count_bars, figure_bar
+from adaqn.experiments.display import count_bars, figure_bar, hours_text
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.figures import make
 from adaqn.experiments.figures.drawing import draw_figure
@@ -110,7 +110,7 @@ def print_estimate(costs: list[Cost], workers: int) -> None:
         table.add_row(cost.panel, cost.curve, str(cost.runs), *numbers)
     Console().print(table)
     total = sum(cost.hours for cost in costs)
-    say(f"{total:.2f} hours of one run at a time; with {workers} at a time at best {total / workers:.2f}", False)
+    say(hours_text(total, workers), False)
 
 
 def print_rows(rows: list[dict[str, object]], spec: FigureSpec) -> None:

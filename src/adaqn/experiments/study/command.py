@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from adaqn.experiments.display import figure_bar
+from adaqn.experiments.display import figure_bar, hours_text
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.options import AsJson, DataDir, Workers
 from adaqn.experiments.runner import RunListener
@@ -71,7 +71,7 @@ def study(
             console.print(f"{c.name}: finished", highlight=False)
     found = lines(plan, results)
     if page is not None:
-        written = write_page(found, plan, results, page)
+        written = write_page(found, page)
         console.print("written: " + ", ".join(str(path) for path in written), highlight=False, soft_wrap=True)
     if as_json:
         print(json_text(as_json_rows(found), indent=2))
@@ -86,7 +86,7 @@ def print_costs(left: list[Cost], workers: int, console: Console) -> None:
         table.add_row(c.cell, c.method, str(c.runs), f"{c.seconds_per_run:.0f}", f"{c.hours:.2f}")
     console.print(table)
     total = sum(c.hours for c in left)
-    console.print(f"{total:.2f} hours of one run at a time; with {workers} at a time at best {total / workers:.2f}")
+    console.print(hours_text(total, workers))
 
 
 def print_lines(found: dict[str, list[Line]], console: Console) -> None:

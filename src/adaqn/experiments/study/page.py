@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from adaqn.experiments import plots
-from adaqn.experiments.config import RunConfig
 from adaqn.experiments.report_page import command
 from adaqn.experiments.storage import write_atomically
-from adaqn.experiments.study.cells import Plan
-from adaqn.experiments.study.driver import rows
-from adaqn.experiments.study.results import Row
 from adaqn.experiments.study.summary import YARDSTICK, Line, mean_text, mean_trace, range_text
 
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
@@ -25,17 +20,16 @@ DECADES_APART = 30.0
 STYLES = {"adaqn-paper": ":", "adaqn-modern": "--"}
 
 
-def write_page(found: dict[str, list[Line]], plan: Plan, folder: Path, page: Path) -> list[Path]:
+def write_page(found: dict[str, list[Line]], page: Path) -> list[Path]:
     """Tables between two marks of the page, whatever people wrote around them stays; figures beside it."""
     pictures = page.parent / "results"
     pictures.mkdir(parents=True, exist_ok=True)
     written = [page]
-    by_name = {(row.cell.name, row.method): row for row in rows(plan, folder)}
     parts = [overview(found)]
     for name, of_cell in found.items():
         stem = pictures / name
-        written += draw(of_cell, by_name, plan.seeds, stem)
-        parts.append(section(of_cell, by_name, stem.with_suffix(".svg").relative_to(page.parent)))
+        written += draw(of_cell, stem)
+        parts.append(section(of_cell, stem.with_suffix(".svg").relative_to(page.parent)))
     text = page.read_text(encoding="utf-8") if page.exists() else f"# Results\n\n{BEGIN}\n{END}\n"
     before, _, rest = text.partition(BEGIN)
     after = rest.partition(END)[2]
@@ -58,7 +52,7 @@ def overview(found: dict[str, list[Line]]) -> str:
     return "### All cells: test loss at the end, mean of three seeds\n\n" + _markdown(table)
 
 
-def section(of_cell: list[Line], by_name: dict[tuple[str, str], Row], picture: Path) -> str:
+def section(of_cell: list[Line], picture: Path) -> str:
     first = of_cell[0]
     head = [
         "method", "lr", "test loss", "lowest to highest", "averaged weights", "untuned", "ms a step",
@@ -79,25 +73,22 @@ def section(of_cell: list[Line], by_name: dict[tuple[str, str], Row], picture: P
         if first.accuracy:
             cells.insert(4, f"{100 * sum(line.accuracy) / len(line.accuracy):.1f} %" if line.accuracy else "–")
         table.append(cells)
-    best = by_name[(first.cell.name, first.method)]
     repeat = f"adaqn study --cell {first.cell.name} --method {first.method} --results again"
     return (
         f"### {first.cell.title}\n\n{first.steps} steps, {first.unit}; {len(of_cell)} methods.\n\n"
         f"![{first.cell.title}]({picture})\n\n{_markdown(table)}\n\n"
-        f"A row again: `{repeat}`. Its runs: `{command(_best(best), range(first.seeds))}`"
+        f"A row again: `{repeat}`. Its runs: `{command(first.config, range(first.seeds))}`"
     )
 
 
-def draw(of_cell: list[Line], by_name: dict[tuple[str, str], Row], seeds: int, stem: Path) -> list[Path]:
+def draw(of_cell: list[Line], stem: Path) -> list[Path]:
     """Mean test loss by step and by time, with the range over the seeds."""
     timed = all(line.milliseconds is not None for line in of_cell)
     figure, axes = plt.subplots(1, 2 if timed else 1, figsize=(11 if timed else 6, 4.2), sharey=True, squeeze=False)
     lowest = min(line.mean for line in of_cell)
     for line in of_cell:
-        row = by_name[(line.cell.name, line.method)]
-        runs = row.at(line.lr, seeds)
-        steps, mean = map(np.array, zip(*mean_trace(runs), strict=True))
-        values = np.array([run["trace"]["test_loss"] for run in runs], dtype=float)
+        steps, mean = map(np.array, zip(*mean_trace(line.runs), strict=True))
+        values = np.array([run["trace"]["test_loss"] for run in line.runs], dtype=float)
         for ax, factor in zip(axes[0], (1.0, (line.milliseconds or 0.0) / 1e3), strict=False):
             ax.plot(
                 steps * factor, mean, STYLES.get(line.method, "-"), color=plots.colour(line.method), linewidth=1.6,
@@ -131,10 +122,6 @@ def as_json_rows(found: dict[str, list[Line]]) -> list[dict[str, Any]]:
         for name, of_cell in found.items()
         for line in of_cell
     ]
-
-
-def _best(row: Row) -> RunConfig:
-    return replace(row.base, lr=row.best_lr())
 
 
 def _label(found: dict[str, list[Line]], method: str) -> str:

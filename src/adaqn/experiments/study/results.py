@@ -117,9 +117,6 @@ class Row:
         found = [self.find(lr, seed) for seed in range(seeds)] if lr is not None else []
         return [run for run in found if run is not None] if all(run is not None for run in found) else []
 
-    def finished(self, points: int, seeds: int) -> bool:
-        return not self.due(points, seeds)
-
     def remaining(self, points: int, seeds: int) -> int:
         """How many runs are left, at most."""
         tried = len(self.tried())

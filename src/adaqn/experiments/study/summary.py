@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from adaqn.experiments.config import RunConfig
 from adaqn.experiments.optimizers import entry
 from adaqn.experiments.study.cells import Cell, Plan
 from adaqn.experiments.study.results import Row, number
@@ -23,6 +24,10 @@ class Line:
     cell: Cell
     method: str
     label: str
+    config: RunConfig
+    """Of its runs, the seed apart."""
+    runs: list[dict[str, Any]]
+    """At the best step size, one per seed."""
     lr: float | None
     seeds: int
     test: list[float]
@@ -84,6 +89,8 @@ def _line(row: Row, seeds: int, milliseconds: float | None, goal: float | None) 
         cell=row.cell,
         method=row.method,
         label=entry(row.method).label,
+        config=replace(row.base, lr=lr),
+        runs=runs,
         lr=lr,
         seeds=len(runs),
         test=[number(end["test_loss"]) for end in ends],
