@@ -1,9 +1,9 @@
-"""Paths of the methods on Rosenbrock's function, each with the best of thirteen step sizes: rosenbrock.svg beside this file.
+"""Paths of the methods on Rosenbrock's function, each with the best of thirteen step sizes: rosenbrock.svg.
 
     python docs/pictures/rosenbrock.py [--steps 300] [--out docs/pictures/rosenbrock.svg]
 
-Every gradient has noise, the same for all methods: that of a minibatch of 32 residuals whose mean is exact. The best step
-size is the one that comes first to a loss below 0.01, or else the one with the lowest loss at the end.
+Every gradient has noise, the same for all methods: that of minibatches of 32 residuals. The best step size is the
+one that comes first to a loss below 0.01, or else the one with the lowest loss at the end.
 """
 
 from __future__ import annotations

@@ -55,7 +55,8 @@ class AdaQN(QuasiNewton):
             (``adaqn.PRESETS`` lists them).
         cycle_length: steps per cycle, the paper's L; ``"auto"`` lets the quality of the pairs decide
             (:mod:`adaqn.core.cycle`), from 5 on.
-        min_cycle_length, max_cycle_length: the bounds of ``"auto"``.
+        min_cycle_length: the lower bound of ``"auto"``.
+        max_cycle_length: its upper bound.
         memory_size: curvature pairs kept, the paper's m_L.
         fisher_size: gradients kept for the Fisher matrix, the paper's m_F.
         curvature_eps: ε of the curvature test.
@@ -88,7 +89,8 @@ class AdaQN(QuasiNewton):
         reset_scaling_on_reject: forget H0's accumulator too when a cycle is rejected (D3).
         on_nonfinite: ``"skip"`` a gradient that is not finite (D9), or ``"raise"``.
         direction: ``"gram"`` or ``"two_loop"``: the same numbers, the second slower and as printed.
-        history_dtype, fisher_dtype: ``torch.bfloat16`` halves the memory of the pairs, of F̃.
+        history_dtype: ``torch.bfloat16`` halves the memory of the pairs.
+        fisher_dtype: ``torch.bfloat16`` halves that of F̃.
         fisher_device: where F̃ lives, for instance ``"cpu"``; by default beside the parameters.
         master_weights: keep float32 copies of bfloat16 or float16 parameters, and step on those. After changing
             the weights yourself call ``reset_history()``: the copies would undo the change.
