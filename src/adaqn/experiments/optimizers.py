@@ -123,7 +123,7 @@ TABLE: dict[str, Entry] = {
     "soap": Entry("SOAP", _rival("SOAP"), 3e-3, {"weight_decay": 0.0}, kind="SOAP"),
     "muon": Entry("Muon", _muon, 0.02, given="named", kind="Muon"),
     "shampoo": Entry(
-        "Shampoo", _rival("ScalableShampoo"), 1e-3, {"preconditioning_compute_steps": 10}, kind="ScalableShampoo"
+        "Shampoo", _rival("ScalableShampoo"), 3e-2, {"preconditioning_compute_steps": 10}, kind="ScalableShampoo"
     ),
 }
 
