@@ -8,7 +8,7 @@ ifneq ($(wildcard ../shared/data/README.md),)
 export ADAQN_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: setup demo test test-slow check lint types docs bench clean
+.PHONY: setup demo test test-slow check lint types docs dist bench clean
 
 setup: $(STAMP)
 
@@ -39,9 +39,12 @@ docs: setup
 
 check: lint types test docs  ## what continuous integration runs
 
+dist: setup  ## a wheel and an sdist in dist/
+	$(BIN)/python -m build
+
 bench: setup  ## cost of a step and of its memory on this machine
 	$(BIN)/python benchmarks/step_cost.py
 	$(BIN)/python benchmarks/memory.py
 
 clean:
-	rm -rf .venv site demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv site dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis
