@@ -1,4 +1,4 @@
-"""What is released: a wheel and an sdist that need torch alone, a version that follows its rules, a workflow that is ours."""
+"""What is released: packages that need torch alone, a version that follows its rules, a workflow that is ours."""
 
 import importlib.metadata
 import re
