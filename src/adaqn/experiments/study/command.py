@@ -33,7 +33,7 @@ def study(
     results: Annotated[Path, typer.Option(help="Where the small files with results are kept.")] = Path(
         "experiments/study"
     ),
-    cells: Annotated[Path, typer.Option(help="The file that fixes the cells, by default adaqn's own.")] = FILE,
+    cells: Annotated[Path, typer.Option(help="The file that fixes the cells.", show_default="adaqn's own")] = FILE,
     only_plan: Annotated[bool, typer.Option("--plan", help="Say what is missing and the hours, and stop.")] = False,
     time: Annotated[
         bool, typer.Option("--time", help="Time a step of every method, side by side; runs nothing else.")
