@@ -15,6 +15,10 @@ from torch import Tensor
 ROUNDING = 128.0
 """How far above the rounding errors of a rotation the smallest root lies, in units of the dtype's precision."""
 
+FLOOR = 1e-6
+"""Eigenvalues below so much of the largest have eigenvectors that are made of rounding errors; what to take for their
+directions is decided by rule, so that the same gradients with other last digits give nearly the same basis."""
+
 
 def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
     """(p, q) of a tensor as a matrix: its dimensions cut in two where that is most nearly square.
@@ -63,15 +67,21 @@ def add_outer(average: Tensor, g: Tensor, decay: float) -> None:
 def first_basis(average: Tensor) -> Tensor:
     """The eigenvectors of a symmetric matrix, of the largest eigenvalue first; the identity where there are none.
 
-    >>> first_basis(torch.diag(torch.tensor([1.0, 3.0]))).abs()
-    tensor([[0., 1.],
-            [1., 0.]])
+    A gradient of low rank says nothing of most directions: there the basis goes on with what is left of the first
+    coordinate axes (``FLOOR``).
+
+    >>> first_basis(torch.diag(torch.tensor([1.0, 3.0, 0.0]))).abs()
+    tensor([[0., 1., 0.],
+            [1., 0., 0.],
+            [0., 0., 1.]])
     """
     identity = torch.eye(len(average), dtype=average.dtype, device=average.device)
     try:
-        Q = torch.linalg.eigh(average).eigenvectors.flip(1)
+        values, Q = torch.linalg.eigh(average)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         return identity
+    known = int((values > FLOOR * values[-1]).sum())
+    Q = torch.linalg.qr(torch.cat([Q.flip(1)[:, :known], identity], 1)).Q
     return torch.where(Q.isfinite().all(), Q, identity)
 
 
@@ -79,12 +89,15 @@ def next_basis(average: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
     """One power iteration from a basis, made orthonormal by QR: (the new basis, the order of the old columns in it).
 
     Columns are sorted by their Rayleigh quotients first, so that QR keeps the directions of the largest eigenvalues
-    and bends the others to them. Where the average is zero, or not finite, the basis stays as it is. Nothing is read
+    and bends the others to them. Columns of which the average knows nothing (``FLOOR``) keep their order and, but for
+    that bending, their direction. Where the average is zero, or not finite, the basis stays as it is. Nothing is read
     back by the host.
     """
     product = _product(average, basis)
-    order = (basis * product).sum(0).argsort(descending=True, stable=True)
-    Q = torch.linalg.qr(product[:, order]).Q
+    quotients = (basis * product).sum(0)
+    smallest = FLOOR * quotients.max()
+    order = torch.maximum(quotients, smallest).argsort(descending=True, stable=True)
+    Q = torch.linalg.qr(torch.addcmul(product, basis, smallest)[:, order]).Q
     usable = Q.isfinite().all() & product.any()
     return torch.where(usable, Q, basis), torch.where(usable, order, torch.arange(len(order), device=order.device))
 
