@@ -5,10 +5,10 @@ python examples/accumulation_and_clipping.py checkpoint.pt
 
 import sys
 
-from checkpoints import STEPS, batch_of, problem, resume, save
 from torch import nn
 
 from adaqn import AdaQN, Monitor
+from checkpoints import STEPS, batch_of, problem, resume, save
 
 PARTS = 4
 

@@ -5,11 +5,11 @@ python examples/averaged_weights.py checkpoint.pt
 
 import sys
 
-from checkpoints import STEPS, batch_of, problem, resume, save
 from torch import nn
 from torch.optim.swa_utils import SWALR, AveragedModel
 
 from adaqn import AdaQN, Monitor
+from checkpoints import STEPS, batch_of, problem, resume, save
 
 
 def main(path: str) -> None:
@@ -26,7 +26,9 @@ def main(path: str) -> None:
         opt.step()
         if step >= STEPS // 2:
             scheduler.step()
-            averaged.update_parameters(model)  # the weights themselves; to go on from an average, see docs/frameworks.md
+            averaged.update_parameters(
+                model
+            )  # the weights themselves; to go on from an average, see docs/frameworks.md
         save(path, step, loss, **parts)
     print(f"averaged: loss {loss_fn(averaged.eval()(inputs), targets).item()!r}")
     with opt.averaged():  # AdaQN's own average of the last accepted cycle, which costs nothing more

@@ -6,10 +6,10 @@ python examples/mixed_precision.py checkpoint.pt bfloat16
 import sys
 
 import torch
-from checkpoints import STEPS, batch_of, problem, resume, save
 from torch import nn
 
 from adaqn import AdaQN, Monitor
+from checkpoints import STEPS, batch_of, problem, resume, save
 
 
 def main(path: str, precision: str = "float16") -> None:

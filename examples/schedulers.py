@@ -5,11 +5,11 @@ python examples/schedulers.py checkpoint.pt
 
 import sys
 
-from checkpoints import STEPS, batch_of, problem, resume, save
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 
 from adaqn import AdaQN, Monitor
+from checkpoints import STEPS, batch_of, problem, resume, save
 
 WARMUP = 30
 

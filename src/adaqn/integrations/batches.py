@@ -19,11 +19,11 @@ SEED = 0
 
 
 def training_batch(loader: Any, examples: int = EXAMPLES) -> Any:
-    """Examples of a ``DataLoader``'s training data, put together as the loader does it: ``(inputs, target)``, a mapping, …
+    """Examples of a ``DataLoader``'s training data, put together as the loader does it.
 
-    The examples are drawn by a copy of the loader's own sampler (so never from outside a subset, and under DDP from this
-    process's share), from a random state of their own, also those of augmentations: a resumed run finds the same batch,
-    and the order of the training data and every random generator stay as they are.
+    A copy of the loader's own sampler draws them, so never from outside a subset, and under DDP from this process's
+    share. That and augmentations begin at a random state of their own: a resumed run finds the same batch, and the
+    order of the training data and every random generator stay as they are.
 
     Args:
         loader: a ``DataLoader`` of the training split, with a dataset that can be indexed. For an ``IterableDataset``
@@ -41,8 +41,8 @@ def training_batch(loader: Any, examples: int = EXAMPLES) -> Any:
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         kind = type(loader.dataset if isinstance(loader, DataLoader) else loader).__name__
         raise TypeError(
-            f"no examples can be picked from {kind}: the training data must be one DataLoader with a dataset that can be "
-            "indexed. Otherwise keep a batch of the training split yourself, the same in every run, and give it as batch="
+            f"no examples can be picked from {kind}: that needs one DataLoader with a dataset that can be indexed. "
+            "Otherwise keep a batch of the training split yourself, the same in every run, and give it as batch="
         )
     with random_state(SEED):
         if loader.batch_sampler is None:  # every item is a batch
@@ -86,7 +86,7 @@ def random_state(seed: int) -> Iterator[None]:
 
 
 def _fresh(sampler: Any, loader: DataLoader[Any]) -> Any:
-    """A copy of a sampler as at the start of a run: a resumed one has another epoch, and its generators have moved on."""
+    """A copy of a sampler as at the start of a run: a resumed one has another epoch, and other random states."""
     copied = copy.deepcopy(sampler, {id(loader.dataset): loader.dataset})  # the data itself is not copied
     for part in _parts(copied):
         if hasattr(part, "set_epoch"):

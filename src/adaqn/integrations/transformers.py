@@ -33,7 +33,7 @@ def causal_lm_losses(output: Any, batch: Any) -> Tensor:
 
 
 class MonitorCallback(TrainerCallback):
-    """Sets ``opt.monitor`` from the training loader when training begins, and logs ``opt.stats`` with the trainer's logs.
+    """Sets ``opt.monitor`` from the training loader when training begins, and logs ``opt.stats`` beside the loss.
 
     ``trainer.add_callback(MonitorCallback(trainer))``: the trainer is asked for because only it can log. A monitor that
     the optimizer has already is left as it is. Nothing has to be saved: the batch is the same in every run
@@ -71,11 +71,9 @@ class MonitorCallback(TrainerCallback):
         self._watch = watch(opt)
         if opt.monitor is None:
             batch = training_batch(now["train_dataloader"], self.examples) if self.batch is None else self.batch
-            opt.monitor = Monitor(
-                now["model"], self.loss_fn, on_device(batch, args.device), autocast=self.autocast
-            )
+            opt.monitor = Monitor(now["model"], self.loss_fn, on_device(batch, args.device), autocast=self.autocast)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **now: Any) -> None:
-        """A record of ours beside the trainer's of the training loss: reporters of the trainer have seen that already."""
+        """A record of our own after that of the training loss, which the trainer's reporters have seen by now."""
         if self._watch is not None and "loss" in (logs or {}):
             self.trainer.log(self._watch.metrics())

@@ -50,8 +50,8 @@ def quasi_newton(optimizers: Iterable[Any]) -> list[HistoryOptimizer]:
             found.append(optimizer)
     if not found:
         raise TypeError(
-            f"none of the optimizers is one of adaqn's (found {', '.join(seen) or 'none'}): MonitorCallback gives AdaQN "
-            "and its family their monitor; leave it out for others"
+            f"none of the optimizers is one of adaqn's (found {', '.join(seen) or 'none'}): MonitorCallback gives "
+            "AdaQN and its family their monitor; leave it out for others"
         )
     return found
 
