@@ -3,25 +3,20 @@
 import subprocess
 import sys
 
-import pytest
-
-PACKAGES = ("lightning", "pytorch_lightning", "accelerate", "transformers")
-
-
-def run(code):
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-
-
-def test_torch_alone_is_enough():
-    blocked = "".join(f"sys.modules[{name!r}] = None; " for name in PACKAGES)
-    done = run(f"import sys; {blocked}import adaqn, adaqn.integrations; print('fine')")
-    assert done.stdout == "fine\n", done.stderr
+CODE = """
+import sys
+for name in ("lightning", "pytorch_lightning", "accelerate", "transformers"):
+    sys.modules[name] = None
+import adaqn, adaqn.integrations
+for name in ("lightning", "transformers"):
+    try:
+        __import__(f"adaqn.integrations.{name}")
+    except ModuleNotFoundError as error:
+        print(error, error.__suppress_context__)
+"""
 
 
-@pytest.mark.parametrize("name", ["lightning", "transformers"])
-def test_one_line_says_what_to_install(name):
-    done = run(f"import sys; sys.modules[{name!r}] = None; import adaqn.integrations.{name}")
-    assert done.returncode == 1
-    expected = f"adaqn.integrations.{name} needs the package {name}: pip install 'adaqn[{name}]'"
-    assert done.stderr.strip().endswith(expected)
-    assert "During handling" not in done.stderr
+def test_torch_alone_is_enough_and_one_line_says_what_to_install():
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
+    expected = "adaqn.integrations.{0} needs the package {0}: pip install 'adaqn[{0}]' True"
+    assert done.stdout.splitlines() == [expected.format(name) for name in ("lightning", "transformers")], done.stderr

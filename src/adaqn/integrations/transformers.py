@@ -29,7 +29,8 @@ def causal_lm_losses(output: Any, batch: Any) -> Tensor:
     """The loss of each sequence of a causal language model, so that the test of a cycle knows its noise."""
     labels = batch["labels"][:, 1:]
     losses = cross_entropy(output.logits[:, :-1].transpose(1, 2).float(), labels, ignore_index=-100, reduction="none")
-    return losses.sum(1) / (labels != -100).sum(1).clamp(min=1)
+    per_sequence: Tensor = losses.sum(1) / (labels != -100).sum(1).clamp(min=1)
+    return per_sequence
 
 
 class MonitorCallback(TrainerCallback):
