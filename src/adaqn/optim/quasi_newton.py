@@ -29,6 +29,7 @@ class QuasiNewton(DescendingOptimizer):
     Line numbers are those of the paper's Algorithm 1, D-numbers those of ``docs/decisions.md``.
     """
 
+    @torch._disable_dynamo  # inside of something compiled it runs as it is: cycles end by numbers, not by shapes
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step from the gradients in ``.grad``; a closure, if given, is run first."""
