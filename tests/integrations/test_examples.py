@@ -12,7 +12,13 @@ ALONE = [
     ("accumulation_and_clipping.py",),
     ("schedulers.py",),
     ("averaged_weights.py",),
-    pytest.param(("compiled.py",), marks=pytest.mark.slow),  # a C++ compiler has to run
+    pytest.param(
+        ("compiled.py",),
+        marks=[
+            pytest.mark.slow,  # a C++ compiler has to run
+            pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated"),  # inductor's own use
+        ],
+    ),
 ]
 
 

@@ -1,5 +1,10 @@
 """The Lightning callback in runs of a few steps: monitors, what is logged, accumulation, precision, errors."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -130,3 +135,20 @@ def test_other_optimizers_are_named():
 def test_several_loaders_are_refused_by_name():
     with pytest.raises(TypeError, match="list"):
         fit(Regression(), MonitorCallback(nn.MSELoss()), [loader(), loader()])
+
+
+@pytest.mark.slow
+def test_two_processes_agree_and_resume(tmp_path):
+    script = str(Path(__file__).parent / "lightning_processes.py")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    first, second = (torch.load(tmp_path / f"rank-{rank}.pt", weights_only=True) for rank in range(2))
+    assert not torch.equal(first["whole"]["monitored"], second["whole"]["monitored"]), "each has its share of the data"
+    for process in (first, second):
+        assert process["whole"]["cycles"] == process["resumed"]["cycles"] == 3
+        assert torch.equal(process["whole"]["monitored"], process["resumed"]["monitored"])
+        for run in ("whole", "resumed"):
+            for name, value in first["whole"]["weights"].items():
+                assert torch.equal(value, process[run]["weights"][name])
