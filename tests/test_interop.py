@@ -1,60 +1,12 @@
-"""Beside torch's own tools: schedulers, scalers, accumulation, clipping, averaging, compiled models."""
+"""Beside torch's own tools: scalers, accumulation, clipping, averaging. Schedulers are in ``integrations``."""
 
 import copy
-import inspect
 
-import pytest
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
 from oracles import NoisyValley, Vector, quiet, run
-
-SCHEDULERS = {
-    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda k: 0.9**k),
-    "MultiplicativeLR": lambda o: lr_scheduler.MultiplicativeLR(o, lambda k: 0.9),
-    "StepLR": lambda o: lr_scheduler.StepLR(o, 3),
-    "MultiStepLR": lambda o: lr_scheduler.MultiStepLR(o, [2, 5]),
-    "ConstantLR": lambda o: lr_scheduler.ConstantLR(o),
-    "LinearLR": lambda o: lr_scheduler.LinearLR(o),
-    "ExponentialLR": lambda o: lr_scheduler.ExponentialLR(o, 0.9),
-    "PolynomialLR": lambda o: lr_scheduler.PolynomialLR(o, 20),
-    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 10),
-    "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 4),
-    "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 0.0, 0.1, cycle_momentum=False),
-    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=30, cycle_momentum=False),
-    "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=1),
-    "SequentialLR": lambda o: lr_scheduler.SequentialLR(
-        o, [lr_scheduler.ConstantLR(o, 0.1), lr_scheduler.ExponentialLR(o, 0.9)], [3]
-    ),
-    "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler([lr_scheduler.ExponentialLR(o, 0.9)]),
-}
-
-
-def test_every_scheduler_of_torch_is_in_the_table():
-    base = lr_scheduler.LRScheduler
-    names = {name for name, c in vars(lr_scheduler).items() if inspect.isclass(c) and issubclass(c, base)}
-    assert names - {"LRScheduler", "_LRScheduler"} == set(SCHEDULERS)
-
-
-@pytest.mark.parametrize("name", list(SCHEDULERS))
-@pytest.mark.parametrize("tensor_lr", [False, True])
-def test_schedulers_drive_the_step_size(name, tensor_lr):
-    problem = NoisyValley()
-    scheduled, by_hand = Vector(problem.w0), Vector(problem.w0)
-    lr = torch.tensor(0.05, dtype=torch.float64) if tensor_lr else 0.05
-    opt = quiet(scheduled.parameters(), lr=lr, cycle_length=3)
-    scheduler, lrs = SCHEDULERS[name](opt), []
-    for k in range(15):
-        lrs.append(float(opt.param_groups[0]["lr"]))
-        run(opt, scheduled, problem, range(k, k + 1))
-        scheduler.step(*([1.0] if name == "ReduceLROnPlateau" else []))
-    assert len(set(lrs)) > 1
-    other = quiet(by_hand.parameters(), lr=0.05, cycle_length=3)
-    for k, value in enumerate(lrs):
-        other.param_groups[0]["lr"] = value
-        run(other, by_hand, problem, range(k, k + 1))
-    torch.testing.assert_close(scheduled.vector(), by_hand.vector(), rtol=1e-10, atol=1e-12)
 
 
 def test_a_copy_of_a_scheduled_optimizer_steps_itself():

@@ -1,12 +1,13 @@
 """The monitored loss: no side effects, any make of callable, one clear error."""
 
+import copy
 import math
 
 import pytest
 import torch
 from torch import nn
 
-from adaqn import Monitor
+from adaqn import AdaQN, Monitor, RotatingMonitor
 from oracles import NoisyValley, Vector, as_printed, quiet, run
 
 
@@ -174,3 +175,64 @@ def test_events_tell_each_cycle():
     assert events[1].sy > 0
     assert events[1].pairs == 1
     assert events[2].pairs == 0
+
+
+def with_statistics(net, steps):
+    """Trains with batch norm; returns the optimizer and the events of its cycles."""
+    events = []
+    opt = AdaQN(net.parameters(), monitor=Monitor(net, nn.MSELoss(), regression(-1, 64)), on_cycle=events.append)
+    train(net, opt, steps)
+    return opt, events
+
+
+def regression(k, count=16):
+    generator = torch.Generator().manual_seed(1000 + k)
+    x = torch.randn(count, 4, generator=generator)
+    return x, torch.sin(x.sum(1, keepdim=True))
+
+
+def train(net, opt, steps):
+    for k in steps:
+        opt.zero_grad()
+        x, target = regression(k)
+        nn.functional.mse_loss(net(x), target).backward()
+        opt.step()
+
+
+def test_both_points_are_judged_with_the_same_statistics():
+    """D8: batch norm's have moved on since the anchor was evaluated, and a resumed run could not know the old ones."""
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))
+    resumed = copy.deepcopy(net)
+    opt, events = with_statistics(net, range(23))
+    model_state, state = copy.deepcopy((net.state_dict(), opt.state_dict()))
+    train(net, opt, range(23, 50))
+    other, later = with_statistics(resumed, [])
+    resumed.load_state_dict(model_state)
+    other.load_state_dict(state)
+    train(resumed, other, range(23, 50))
+    assert events[4:] == later
+
+
+def test_buffers_that_stay_as_they_are_cost_no_second_evaluation():
+    net, calls = nn.Linear(4, 1), []
+    net.register_buffer("mask", torch.ones(3))
+
+    def loss_fn(output, target):
+        calls.append(1)
+        return (output - target).square().mean(1)
+
+    opt = AdaQN(net.parameters(), 1e-4, monitor=Monitor(net, loss_fn, regression(-1, 64)))
+    train(net, opt, range(25))
+    assert opt.stats.rejected == 0
+    assert len(calls) == 6  # the start, and five cycles
+
+
+def test_a_rotating_monitor_assigned_after_loading_takes_up_its_turn():
+    net = nn.Linear(4, 1)
+    batches = [regression(k) for k in range(10)]
+    opt = AdaQN(net.parameters(), monitor=RotatingMonitor(net, nn.MSELoss(), batches))
+    train(net, opt, range(17))
+    other = AdaQN(net.parameters())
+    other.load_state_dict(opt.state_dict())
+    other.monitor = RotatingMonitor(net, nn.MSELoss(), batches)
+    assert other.monitor.position == opt.monitor.position == 3

@@ -220,3 +220,13 @@ def test_a_failed_step_can_be_tried_again():
     with pytest.raises(FloatingPointError):
         opt.step()
     assert_same(before, opt.state_dict())
+
+
+def test_state_is_saved_as_it_is_after_a_framework_has_put_copies_in_its_place():
+    """Lightning moves every tensor of ``opt.state`` to the parameters' device, F̃ kept elsewhere too."""
+    opt, model, problem = trained()
+    for entry in opt.state.values():
+        entry.update({name: value.clone() for name, value in entry.items() if isinstance(value, torch.Tensor)})
+    run(opt, model, problem, range(23, 30))
+    fisher = [entry["fisher"].reshape(len(entry["fisher"]), -1) for entry in opt.state_dict()["state"].values()]
+    assert torch.equal(torch.cat(fisher, 1), opt._memory.buffers["fisher"])

@@ -78,11 +78,17 @@ class HistoryOptimizer(Optimizer):
 
     @property
     def monitor(self) -> MonitorFunction | None:
-        """The monitored loss, a function without arguments; assigning one forgets the loss at the anchor (D7)."""
+        """The monitored loss, a function without arguments; assigning one forgets the loss at the anchor (D7).
+
+        A :class:`adaqn.RotatingMonitor` that has not moved yet takes up where the one before it was: frameworks load
+        the state first and build the monitor afterwards.
+        """
         return self._monitor
 
     @monitor.setter
     def monitor(self, monitor: MonitorFunction | None) -> None:
+        if isinstance(monitor, RotatingMonitor) and monitor.position == 0 and self._memory is not None:
+            monitor.position = self._memory.counters.monitor_position
         self._monitor = monitor
         self._anchor_losses = None
 
@@ -237,6 +243,7 @@ class HistoryOptimizer(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain numbers by parameter; may be saved and loaded at any step."""
         if self._memory is not None:
+            self._show_state()  # a framework may have put copies on another device in the place of our views
             for index, p in enumerate(self._memory.flat.params):
                 self.state[p].update(self._memory.numbers(index))
         return super().state_dict()

@@ -10,6 +10,7 @@ from torch import Tensor
 from adaqn.core.acceptance import SMALLEST_MULTIPLIER, PairedTest, halves_step, mean_loss
 from adaqn.core.products import Reduce, local
 from adaqn.optim.base import HistoryOptimizer
+from adaqn.optim.buffers import BuffersSeen
 from adaqn.optim.distributed import check_same_weights
 from adaqn.optim.memory import Memory
 from adaqn.optim.monitor import RotatingMonitor, monitored_loss
@@ -18,6 +19,9 @@ from adaqn.optim.sharded import FlatShards
 
 class JudgingOptimizer(HistoryOptimizer):
     """A history optimizer that compares the average of a cycle with the anchor."""
+
+    _buffers_seen: BuffersSeen | None = None
+    """Of the monitored model, at the last evaluation."""
 
     def _judge(self, m: Memory, candidate: Tensor) -> tuple[Tensor | None, Tensor | None, bool]:
         """(losses at the candidate, at the anchor, is it rejected?) (l. 12)"""
@@ -59,7 +63,7 @@ class JudgingOptimizer(HistoryOptimizer):
         """(Is the candidate finite? Is there a monitor in any process?), the same in all of them (D18)."""
         size = size_of(candidate, m.flat.reduce)
         watches = self._monitor is not None and self.options.acceptance is not None
-        rows = m.flat.processes.table(size, watches, self._anchor_losses is not None)
+        rows = m.flat.processes.table(size, watches, self._remembers_anchor())
         sizes, watching, remembering = zip(*rows, strict=True)
         is_number = all(map(math.isfinite, sizes))  # D13
         if is_number:
@@ -77,7 +81,14 @@ class JudgingOptimizer(HistoryOptimizer):
         monitor = self._monitor  # another process may have one and this one not
         with self._evaluating(m, vector):
             losses = m.flat.processes.pooled(None if monitor is None else lambda: monitored_loss(monitor))
+        self._buffers_seen = BuffersSeen(getattr(monitor, "model", None))
         return -losses if self.options.maximize else losses
+
+    def _remembers_anchor(self) -> bool:
+        """Is the loss at the anchor known, and of the model as it is? BatchNorm's statistics change each step (D8)."""
+        if self._anchor_losses is None or self._buffers_seen is None:
+            return False
+        return self._buffers_seen.unchanged(getattr(self._monitor, "model", None))
 
     def _losses_at_anchor(self, m: Memory) -> Tensor:
         if self._anchor_losses is None:  # D8: kept while the monitoring set is fixed

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo  # torch.compiler.disable would load the compiler on import
 
 from adaqn.core.acceptance import NONFINITE_PATIENCE, STEP_RECOVERY
 from adaqn.core.cycle import cosine_of_newest, next_cycle_length, signal_share
@@ -29,6 +30,7 @@ class QuasiNewton(DescendingOptimizer):
     Line numbers are those of the paper's Algorithm 1, D-numbers those of ``docs/decisions.md``.
     """
 
+    @_disable_dynamo  # inside of something compiled it runs as it is: cycles end by numbers, not by shapes
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step from the gradients in ``.grad``; a closure, if given, is run first."""

@@ -1,0 +1,32 @@
+"""AdaQN with gradients of four small batches added up, and clipped: what counts as a step is a call of ``step()``.
+
+python examples/accumulation_and_clipping.py checkpoint.pt
+"""
+
+import sys
+
+from torch import nn
+
+from adaqn import AdaQN, Monitor
+from checkpoints import STEPS, batch_of, problem, resume, save
+
+PARTS = 4
+
+
+def main(path: str) -> None:
+    model, inputs, targets = problem()
+    loss_fn = nn.MSELoss()
+    opt = AdaQN(model.parameters(), monitor=Monitor(model, loss_fn, (inputs[:128], targets[:128])))
+    for step in range(resume(path, model=model, optimizer=opt), STEPS):
+        x, target = batch_of(step, inputs, targets)
+        opt.zero_grad()
+        for small, goal in zip(x.chunk(PARTS), target.chunk(PARTS), strict=True):
+            loss = loss_fn(model(small), goal) / PARTS
+            loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        opt.step()  # the history sees the clipped sum
+        save(path, step, loss, model=model, optimizer=opt)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

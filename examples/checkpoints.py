@@ -1,0 +1,44 @@
+"""What the examples of torch's own tools share: a problem, and a checkpoint of whatever has a ``state_dict``."""
+
+import os
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+STEPS = 120
+
+
+def problem() -> tuple[nn.Module, Tensor, Tensor]:
+    """A model, and the inputs and targets of its training split."""
+    torch.manual_seed(0)
+    inputs = torch.randn(640, 20)
+    model = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Dropout(0.1), nn.Linear(64, 1))
+    return model, inputs, torch.sin(inputs.sum(1, keepdim=True))
+
+
+def batch_of(step: int, inputs: Tensor, targets: Tensor, size: int = 32) -> tuple[Tensor, Tensor]:
+    """Which examples depends on the step alone, so that a resumed run goes on with the same."""
+    chosen = torch.randint(len(inputs), (size,), generator=torch.Generator().manual_seed(step))
+    return inputs[chosen], targets[chosen]
+
+
+def resume(path: str, **parts: Any) -> int:
+    """Load every part from a checkpoint, if there is one; the next step."""
+    if not os.path.exists(path):
+        return 0
+    saved = torch.load(path, weights_only=True)
+    for name, part in parts.items():
+        part.load_state_dict(saved[name])
+    torch.set_rng_state(saved["random"])  # dropout's
+    return int(saved["step"])
+
+
+def save(path: str, step: int, loss: Tensor, **parts: Any) -> None:
+    """Every 10 steps; at no moment is there half a checkpoint."""
+    if step % 10 != 9:
+        return
+    state = {name: part.state_dict() for name, part in parts.items()}
+    torch.save({**state, "random": torch.get_rng_state(), "step": step + 1}, path + ".new")
+    os.replace(path + ".new", path)
+    print(f"step {step}: loss {loss.item()!r}", flush=True)

@@ -1,0 +1,51 @@
+"""AdaQN in a plain PyTorch loop that may be killed at any moment and started again.
+
+python examples/plain.py checkpoint.pt
+"""
+
+import os
+import sys
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from adaqn import AdaQN, Monitor
+from adaqn.integrations import training_batch
+
+EPOCHS = 12
+
+
+def main(path: str) -> None:
+    torch.manual_seed(0)
+    inputs = torch.randn(640, 20)
+    data = TensorDataset(inputs, torch.sin(inputs.sum(1, keepdim=True)))
+    order = torch.Generator()  # of the batches; a seed per epoch, so that a resumed epoch has the same
+    loader = DataLoader(data, batch_size=32, shuffle=True, generator=order)
+    model = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Dropout(0.1), nn.Linear(64, 1))
+    loss_fn = nn.MSELoss()
+
+    opt = AdaQN(model.parameters(), monitor=Monitor(model, loss_fn, training_batch(loader)))
+    start = 0
+    if os.path.exists(path):
+        saved = torch.load(path, weights_only=True)
+        model.load_state_dict(saved["model"])
+        opt.load_state_dict(saved["optimizer"])
+        torch.set_rng_state(saved["random"])  # dropout's
+        start = saved["epoch"]
+
+    for epoch in range(start, EPOCHS):
+        order.manual_seed(epoch)
+        for x, target in loader:
+            opt.zero_grad()
+            loss = loss_fn(model(x), target)
+            loss.backward()
+            opt.step()
+        state = {"model": model.state_dict(), "optimizer": opt.state_dict(), "random": torch.get_rng_state()}
+        torch.save({**state, "epoch": epoch + 1}, path + ".new")
+        os.replace(path + ".new", path)  # at no moment is there half a checkpoint
+        print(f"epoch {epoch}: loss {loss.item()!r}, {opt.stats.stored} pairs stored", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,65 @@
+"""What the callbacks of all frameworks share: finding the optimizer, and reading what it tells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+from adaqn.optim.base import HistoryOptimizer
+from adaqn.optim.events import CycleCallback, CycleEvent
+
+
+class Watch:
+    """Keeps the last cycle that an optimizer told of; whoever listened before still hears it."""
+
+    def __init__(self, opt: HistoryOptimizer) -> None:
+        self.opt = opt
+        self.last: CycleEvent | None = None
+        self.before: CycleCallback | None = opt.options.on_cycle
+        opt.options.on_cycle = self
+
+    def __call__(self, event: CycleEvent) -> None:
+        self.last = event
+        if self.before is not None:
+            self.before(event)
+
+    def metrics(self, prefix: str = "adaqn") -> dict[str, float]:
+        """``opt.stats``, and the monitored loss at both points of the last cycle that was judged."""
+        found = {f"{prefix}/{name}": float(value) for name, value in asdict(self.opt.stats).items()}
+        if self.last is not None:
+            losses = {"monitored_loss": self.last.candidate_loss, "anchor_loss": self.last.anchor_loss}
+            found |= {f"{prefix}/{name}": value for name, value in losses.items() if value is not None}
+        return found
+
+
+def watch(opt: HistoryOptimizer) -> Watch:
+    """The one watch of an optimizer, however often a trainer begins with it."""
+    present = opt.options.on_cycle
+    return present if isinstance(present, Watch) else Watch(opt)
+
+
+def quasi_newton(optimizers: Iterable[Any]) -> list[HistoryOptimizer]:
+    """adaqn's optimizers among these, out of the wrappers that frameworks put around them."""
+    found, seen = [], []
+    for optimizer in optimizers:
+        while not isinstance(optimizer, HistoryOptimizer) and hasattr(optimizer, "optimizer"):
+            optimizer = optimizer.optimizer
+        seen.append(type(optimizer).__name__)
+        if isinstance(optimizer, HistoryOptimizer):
+            found.append(optimizer)
+    if not found:
+        raise TypeError(
+            f"none of the optimizers is one of adaqn's (found {', '.join(seen) or 'none'}): MonitorCallback gives "
+            "AdaQN and its family their monitor; leave it out for others"
+        )
+    return found
+
+
+def missing(package: str, error: ModuleNotFoundError) -> ModuleNotFoundError:
+    """The error that says what to install; one about another package is passed on."""
+    if error.name is None or error.name.split(".")[0] != package:
+        return error
+    return ModuleNotFoundError(
+        f"adaqn.integrations.{package} needs the package {package}: pip install 'adaqn[{package}]'", name=package
+    )
