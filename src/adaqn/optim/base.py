@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -32,6 +33,9 @@ from adaqn.optim.warm_start import check_source, fill_scaling, source_states
 UNSTORED_WARNING = 50
 """Cycles in a row without a stored pair after which a warning says that only H0 is at work."""
 
+RECENT = 40
+"""Cycles that are remembered for an explanation."""
+
 MonitorFunction = Callable[[], Any]
 Products = tuple[float | None, float | None, float | None]
 """s·s, s·y and y·y."""
@@ -56,6 +60,8 @@ class HistoryOptimizer(Optimizer):
         self._anchor_losses: Tensor | None = None
         self._said: set[str] = set()
         self._averaging = False
+        self.recent: deque[CycleEvent] = deque(maxlen=RECENT)
+        """The last cycles, for :meth:`explain`; not saved: after loading a state it starts anew."""
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
         self._trainable()
 
@@ -260,6 +266,7 @@ class HistoryOptimizer(Optimizer):
         def place(_: Optimizer) -> None:
             self._anchor_losses = None
             self._memory = None
+            self.recent.clear()
             for flat, entries in taken:
                 self._memory = self._new_memory(flat)
                 checkpoint.restore(self._memory, entries)
@@ -278,7 +285,7 @@ class HistoryOptimizer(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         # torch's own leaves out whatever a subclass adds; what schedulers patch in must stay out.
-        own = ("options", "_memory", "_monitor", "_anchor_losses", "_said", "_averaging")
+        own = ("options", "_memory", "_monitor", "_anchor_losses", "_said", "_averaging", "recent")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in own}, "_averaging": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -315,10 +322,14 @@ class HistoryOptimizer(Optimizer):
         old: Tensor | None = None,
         products: Products = NO_PAIR,
     ) -> None:
-        if self.options.on_cycle is None:
-            return
         sign = -1.0 if self.options.maximize else 1.0
         f_new, f_old = (None if losses is None else sign * mean_loss(losses) for losses in (new, old))
         c, (ss, sy, yy) = m.counters, products
-        event = CycleEvent(c.steps, c.cycles, outcome, f_new, f_old, ss, sy, yy, len(m.pairs), c.step_multiplier)
-        self.options.on_cycle(event)
+        examples = None if new is None else new.numel() if new.dim() else 0
+        event = CycleEvent(
+            c.steps, c.cycles, outcome, f_new, f_old, ss, sy, yy, len(m.pairs), c.step_multiplier, examples,
+            self._cycle_length(c), c.stored, c.skipped, c.rejected, c.nonfinite,
+        )  # fmt: skip
+        self.recent.append(event)
+        for callback in self.options.on_cycle:  # the user's code: the cycle is complete before it
+            callback(event)

@@ -1,0 +1,1 @@
+"""Where other people's tools meet adaqn: a module for each, which alone imports it."""
