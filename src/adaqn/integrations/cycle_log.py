@@ -20,8 +20,8 @@ class CycleLog:
     """An ``on_cycle`` that gives :meth:`adaqn.CycleEvent.as_dict` to a function.
 
     Args:
-        log: called as ``log(values, step=step)``, with the number of steps of the optimizer so far: a resumed run goes on
-            where it was.
+        log: called as ``log(values, step=step)``, with the number of steps of the optimizer so far: a resumed run goes
+            on where it was.
         every: log every so many cycles; the totals among the numbers count all of them.
         prefix: stands before every name.
 

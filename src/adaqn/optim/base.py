@@ -15,26 +15,25 @@ from torch.optim import Optimizer
 
 from adaqn.core.acceptance import mean_loss
 from adaqn.core.outcome import Outcome
-from adaqn.core.pairs import TowardsH0
 from adaqn.optim import checkpoint
 from adaqn.optim.counters import Counters, migrated
 from adaqn.optim.distributed import reshard
 from adaqn.optim.events import CycleEvent, Stats
+from adaqn.optim.explain import Explanation, explain
 from adaqn.optim.flat import FlatParameters, check_one_device
-from adaqn.optim.memory import Memory, layout, number_names, planned_bytes
+from adaqn.optim.memory import Memory, number_names
 from adaqn.optim.model_curvature import ModelCurvature
 from adaqn.optim.monitor import RotatingMonitor
 from adaqn.optim.options import Options, check_group
-from adaqn.optim.packed import packed_bytes, scaling_tensors
+from adaqn.optim.packed import scaling_tensors
 from adaqn.optim.rebuild import rebuilt
+from adaqn.optim.record import RECENT, record_of
 from adaqn.optim.sharded import FlatShards, check_parts, flat_parameters
+from adaqn.optim.size import plan_of, size_of_state
 from adaqn.optim.warm_start import check_source, fill_scaling, source_states
 
 UNSTORED_WARNING = 50
 """Cycles in a row without a stored pair after which a warning says that only H0 is at work."""
-
-RECENT = 40
-"""Cycles that are remembered for an explanation."""
 
 MonitorFunction = Callable[[], Any]
 Products = tuple[float | None, float | None, float | None]
@@ -106,14 +105,14 @@ class HistoryOptimizer(Optimizer):
         """Bytes of history and work space of this process, known before the first step."""
         flat = self._memory.flat if self._memory else self._flat(self._trainable())
         accepted = self._memory is not None and self._memory.accepted is not None
-        gram = 8 * self.options.memory_size**2
-        scaling, h0_flat = self.options.scaling, flat.for_scaling(self.options.scaling)
-        packed = packed_bytes(scaling_tensors(scaling, h0_flat), h0_flat)
-        if h0_flat is not flat:  # H0's vectors are whole, and it has two more to work with
-            kept = len(scaling.vector_names)
-            packed += ((kept + 2) * h0_flat.n - kept * flat.n) * flat.dtype.itemsize
-        vectors = accepted + isinstance(self.options.repair, TowardsH0)  # H0⁻¹s, while a pair is damped
-        return planned_bytes(flat, self._plan()) + packed + gram + vectors * flat.n * flat.dtype.itemsize
+        return size_of_state(flat, self.options, accepted=accepted).total
+
+    def explain(self) -> Explanation:
+        """What happened in the last cycles, in plain words, and what to change: ``print(opt.explain())``.
+
+        It knows the last 40 cycles, and the totals. Of the cycles before a state was loaded the totals alone are known.
+        """
+        return explain(record_of(self))
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -187,10 +186,6 @@ class HistoryOptimizer(Optimizer):
             raise ValueError("no parameter requires a gradient: unfreeze what should be trained first")
         return params
 
-    def _plan(self) -> dict[str, Any]:
-        o = self.options
-        return layout(o.memory_size, o.scaling, o.curvature, o.precision, o.momentum)
-
     def _flat(self, params: list[Tensor]) -> FlatParameters:
         """The vector of these parameters, as they lie on the processes at work now."""
         o = self.options
@@ -259,7 +254,7 @@ class HistoryOptimizer(Optimizer):
                 flat = self._flat([everything[i] for i in entries])
                 names = number_names(self.options.scaling, self.options.curvature, self.options.momentum)
                 packed = scaling_tensors(self.options.scaling, flat.for_scaling(self.options.scaling))
-                checkpoint.check(list(entries.values()), flat, self._plan(), packed, names)
+                checkpoint.check(list(entries.values()), flat, plan_of(self.options), packed, names)
                 taken.append((flat, list(entries.values())))
             return {**saved, "state": {}}
 

@@ -94,8 +94,8 @@ class AdaQN(QuasiNewton):
             the weights yourself call ``reset_history()``: the copies would undo the change.
         weight_decay: decoupled, as in AdamW.
         maximize: maximize the objective; the monitor then returns what is to be large.
-        on_cycle: called with a :class:`adaqn.CycleEvent` at the end of each cycle; or several, in a list. What one raises
-            comes out of ``step()``, when the cycle is complete (``docs/logging.md``).
+        on_cycle: called with a :class:`adaqn.CycleEvent` at the end of each cycle; or several, in a list. What one
+            raises comes out of ``step()``, when the cycle is complete (``docs/logging.md``).
         process_group: the processes that train this model together, under ``torchrun``; ``None`` is all of them, where
             there are several, and ``"none"`` this one alone.
         shard_history: with DDP, keep a share of the history in each process (``docs/distributed.md``).
