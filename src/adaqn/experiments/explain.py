@@ -30,9 +30,7 @@ def explain(
         return
     print(f"{folder}: {about['state']}\n{found}")
     if not found.is_well:
-        print(
-            "(adaqn train takes lr as --lr, the size of the monitoring set as --monitor-size, others as --option name=value)"
-        )
+        print("(in the laboratory: --lr, --monitor-size for the monitoring set, --option name=value for the others)")
 
 
 def explain_run(folder: Path) -> tuple[dict[str, Any], Explanation]:
@@ -45,8 +43,8 @@ def explain_run(folder: Path) -> tuple[dict[str, Any], Explanation]:
         raise UserError(f"the run in {folder} was made with {name}, which has no cycles to explain: only {known} have")
     if not (folder / CYCLES).exists():
         raise UserError(
-            f"there is no {CYCLES} in {folder}: nothing was measured there yet, or the run was made before there was such "
-            "a file"
+            f"there is no {CYCLES} in {folder}: nothing was measured there yet, or the run was made before there was "
+            "such a file"
         )
     is_finished = (folder / RESULT).exists()
     state = "finished" if is_finished else "not finished, as of its last evaluation or checkpoint"

@@ -68,6 +68,20 @@ def span(record: Record) -> str:
     return f"all {known} cycles" if known == total else f"the last {known} cycles"
 
 
+def among(record: Record) -> str:
+    """The same after a "20 of"."""
+    return span(record).removeprefix("all ")
+
+
+def growth(rise: float) -> str:
+    """How much a loss has grown, relative to its size.
+
+    >>> growth(0.034), growth(99.0)
+    ('grown by 3.4 %', 'grown to 100 times its size')
+    """
+    return f"grown by {percent(rise)}" if rise < 9.0 else f"grown to {1.0 + rise:,.0f} times its size"
+
+
 def times(count: int, thing: str) -> str:
     """A number with its thing, in the plural where it is one.
 

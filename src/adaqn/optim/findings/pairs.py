@@ -174,7 +174,7 @@ def cycle_at_bound(record: Record) -> Finding | None:
             "cycle-shortest",
             HINT,
             f"cycles have shrunk to their shortest, {now} steps: s is nearly all signal, or cycles are rejected. Each "
-            "of them costs a forward pass of the monitor",
+            "of them costs a pair, and a forward pass of the monitor",
             f"min_cycle_length={max(1, shortest // 2)} if that is cheap, or a larger one if it is not",
         )
     path = f", from {min(lengths)} to {max(lengths)} in {span(record)}"

@@ -10,8 +10,11 @@ from adaqn.optim.events import CycleEvent
 from adaqn.optim.findings.finding import (
     FEWEST_CYCLES,
     HINT,
+    NOTE,
     WARNING,
     Finding,
+    among,
+    growth,
     middle,
     percent,
     span,
@@ -21,12 +24,17 @@ from adaqn.optim.findings.finding import (
 from adaqn.optim.record import Record
 
 MANY_REJECTED = 0.25
-SMALL_RISE = 0.05
+SMALL_RISE = 0.1
 """A rejected rise that may well be the noise of a monitoring set."""
 ACCEPTED_RISE = 0.05
 SLOW_FALL = 0.05
 SLOW_CYCLES = 20
 NEARLY_ALL = 0.9
+ONE_HALVING, TWO_HALVINGS = 0.4, 0.2
+"""One is what the rule is for; after three lr is plainly too large."""
+LOOK_AT_MONITOR = (
+    "look at the monitor: does it return a loss of this model, to be made small, on training data, without randomness?"
+)
 
 
 def many_rejected(record: Record) -> Finding | None:
@@ -35,14 +43,15 @@ def many_rejected(record: Record) -> Finding | None:
     if len(record.cycles) < FEWEST_CYCLES or share < MANY_REJECTED:
         return None
     rise = middle([record.rise(cycle) for cycle in rejected])
-    by = "" if rise is None else f"; the monitored loss had grown by {percent(max(rise, 0.0))} in the median"
+    by = "" if rise is None else f"; the monitored loss had {growth(rise)} in the median"
     nothing = "" if len(rejected) < len(record.cycles) else ", and nothing was accepted"
-    change = f"lower lr, now {step_size(record, record.stats.step_multiplier)},"
+    change = f"lower lr, now {step_size(record, record.stats.step_multiplier)}"
     if rise is not None and rise < SMALL_RISE:
-        change += " or enlarge the monitoring set" + _other_test(record)
-    change = change.rstrip(",")
+        change += ", or enlarge the monitoring set" + _other_test(record)
+    if len(rejected) == len(record.cycles):
+        change += f"; {LOOK_AT_MONITOR}"
     return Finding(
-        "many-rejected", WARNING, f"{len(rejected)} of {span(record)} rejected ({percent(share)}){nothing}{by}", change
+        "many-rejected", WARNING, f"{len(rejected)} of {among(record)} rejected ({percent(share)}){nothing}{by}", change
     )
 
 
@@ -68,11 +77,11 @@ def steps_shrunk(record: Record) -> Finding | None:
             "steps-smallest",
             WARNING,
             f"{what}: what is rejected there is not rejected for its length",
-            "look at the monitor: does it evaluate this model, on training data, without randomness?",
+            LOOK_AT_MONITOR,
         )
     return Finding(
         "steps-shrunk",
-        WARNING if multiplier <= 0.5 else HINT,
+        NOTE if multiplier > ONE_HALVING else HINT if multiplier > TWO_HALVINGS else WARNING,
         f"{what}; every accepted cycle gives back 2 %, {times(left, 'more cycle')} give back all",
         f"lr={now} if they do not recover",
     )
@@ -115,7 +124,7 @@ def slow(record: Record) -> Finding | None:
     return Finding(
         "slow",
         HINT,
-        f"none of {span(record)} rejected, and the monitored loss fell in {fallen} of {len(judged)} of them, by "
+        f"none of {among(record)} rejected, and the monitored loss fell in {fallen} of {len(judged)} of them, by "
         f"{percent(-fall)} in all",
         f"if it should still go far, try lr={step_size(record, 3.0)}, three times as much: what is too large is "
         "rejected",
