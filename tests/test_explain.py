@@ -68,12 +68,12 @@ def well_as_printed():
     return paper()
 
 
-def spoilt(every):
+def spoilt(every, steps=200):
     """Some gradients of a run are not finite."""
     problem = NoisyValley()
     model = Vector(problem.w0)
     opt = quiet(model.parameters(), lr=0.05)
-    for k in range(200):
+    for k in range(steps):
         gradient = problem.gradient(model.vector(), k)
         model.set_gradient(gradient * math.nan if k % every == every - 1 else gradient)
         opt.step()
@@ -196,10 +196,11 @@ CASES = {
     "nonfinite-gradients": [
         (
             lambda: spoilt(10),
-            r"20 of 200 gradients held inf or nan.*made no step \(10 %\), 20 of them in the last 36 cycles",
+            r"20 of 200 gradients held inf or nan.*made no step \(10 %\)$",
             r"GradScaler.*set_detect_anomaly\(True\)",
             well,
         ),
+        (lambda: spoilt(10, 400), r"40 of 400 .*\(10 %\), 22 of them in the last 40 cycles$", "GradScaler", well),
         (lambda: spoilt(100), r"note: 2 of 200 gradients .* \(1 %\)", "GradScaler", lambda: valley(quiet)),
     ],
     "blind-monitor": [
@@ -492,6 +493,16 @@ def test_a_healthy_run_has_nothing_to_change(preset):
     assert found.findings == ()
     assert str(found).endswith("\nnothing to change")
     assert "200 steps, 40 cycles with 39 stored, 0 skipped and 0 rejected" in found.summary[0]
+
+
+def test_what_is_to_be_large_may_grow():
+    found = healthy(problem=Ascent(), monitor=upside_down, maximize=True).explain()
+    assert found.findings == ()
+    assert re.search("from -.* to -1", found.summary[-1])
+    shrinking = healthy(
+        lr=1e-4, problem=NoisyValley(), monitor=Examples, maximize=True, acceptance=lambda new, old: False
+    )
+    assert "accepted-rise" not in {finding.name for finding in shrinking.explain().findings}
 
 
 def test_a_network_in_training_has_nothing_to_change():

@@ -306,7 +306,8 @@ class HistoryOptimizer(Optimizer):
             self._say(
                 f"{UNSTORED_WARNING} cycles in a row stored no curvature pair, so only H0 is at work. If "
                 "opt.stats shows skipped pairs, use curvature_test='scale_free' (the absolute test depends on the "
-                "scale of the loss); if it shows rejections, lower lr or enlarge the monitoring set"
+                "scale of the loss); if it shows rejections, lower lr or enlarge the monitoring set. "
+                "opt.explain() says which"
             )
 
     def _tell(

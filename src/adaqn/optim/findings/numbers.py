@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from adaqn.core.outcome import Outcome
-from adaqn.optim.findings.finding import NOTE, WARNING, Finding, percent, step_size, times
+from adaqn.optim.findings.finding import NOTE, WARNING, Finding, percent, span, step_size, times
 from adaqn.optim.record import Record
 
 OFTEN = 0.02
@@ -17,8 +17,10 @@ def nonfinite_gradients(record: Record) -> Finding | None:
     if not lost:
         return None
     share = lost / (record.stats.steps + lost)
-    lately = lost - record.cycles[0].nonfinite if record.cycles else lost
-    since = f", {lately:,} of them in the last {times(len(record.cycles), 'cycle')}" if record.cycles else ""
+    since = ""
+    if record.cycles and record.cycles[0].cycle > 1:  # otherwise all of them are recent
+        lately = lost - record.cycles[0].nonfinite
+        since = f", {lately:,} of them in {span(record)}"
     return Finding(
         "nonfinite-gradients",
         WARNING if share >= OFTEN else NOTE,
