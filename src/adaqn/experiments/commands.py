@@ -19,13 +19,14 @@ from adaqn.experiments.data_commands import data_app
 from adaqn.experiments.display import count_bars, progress_bars
 from adaqn.experiments.doctor import examine
 from adaqn.experiments.errors import UserError
+from adaqn.experiments.explain import explain
 from adaqn.experiments.figures.command import figure
 from adaqn.experiments.optimizers import TABLE, resolved
 from adaqn.experiments.options import AsJson, DataDir, Device, Threads, Workers, run_options
 from adaqn.experiments.report import write_report
-from adaqn.experiments.runner import folder_name, run_one
+from adaqn.experiments.runner import folder_name, run_one, stored_config
 from adaqn.experiments.sample import sample as draw_text
-from adaqn.experiments.storage import json_text, read_json, write_json
+from adaqn.experiments.storage import json_text, write_json
 from adaqn.experiments.study.command import study
 from adaqn.experiments.team import check_command, restarts, team
 from adaqn.experiments.training import CONFIG
@@ -160,6 +161,7 @@ def tune(
 
 app.command()(figure)
 app.command()(study)
+app.command()(explain)
 
 
 @app.command()
@@ -217,14 +219,6 @@ def doctor(
         for name, cost in found["model"]["settings"].items():
             table.add_row(name, f"{cost['bytes'] / 1e6:,.1f} MB", f"{1e3 * cost['seconds_per_step']:.2f}")
         Console().print(table)
-
-
-def stored_config(folder: Path) -> RunConfig:
-    """What the run in that folder was asked to be."""
-    contents = read_json(folder / CONFIG)
-    if not isinstance(contents, dict) or "run" not in contents:
-        raise UserError(f"{folder / CONFIG} is damaged: it has no entry 'run'; it was left in place")
-    return RunConfig.from_json(contents["run"])
 
 
 def refuse_changes(context: typer.Context, given: RunConfig, stored: RunConfig, folder: Path) -> None:

@@ -55,6 +55,14 @@ def folder_name(config: RunConfig) -> str:
     return "-".join(parts)
 
 
+def stored_config(folder: Path) -> RunConfig:
+    """What the run in that folder was asked to be."""
+    contents = read_json(folder / CONFIG)
+    if not isinstance(contents, dict) or "run" not in contents:
+        raise UserError(f"{folder / CONFIG} is damaged: it has no entry 'run'; it was left in place")
+    return RunConfig.from_json(contents["run"])
+
+
 def finished(folder: Path) -> Finished | None:
     if not (folder / RESULT).exists():
         return None

@@ -18,6 +18,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import adaqn
 from adaqn.experiments.config import RunConfig
+from adaqn.experiments.cycles import keep_cycles, recall_cycles
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.interrupts import interrupts_noted
 from adaqn.experiments.optimizers import entry, known_classes, make_optimizer, prepare_model, resolved
@@ -194,6 +195,7 @@ class Run:
         self.metrics.append(record)
         if self.folder is not None and self.team.writes:
             self._append(record)
+            self._keep_cycles(self.folder)
 
     def _append(self, record: dict[str, Any]) -> None:
         assert self.folder is not None
@@ -262,6 +264,11 @@ class Run:
             "random": torch.get_rng_state(),
         }
         save_checkpoint(self.folder / CHECKPOINT, state)
+        self._keep_cycles(self.folder)
+
+    def _keep_cycles(self, folder: Path) -> None:
+        if isinstance(self.optimizer, QuasiNewton):
+            keep_cycles(folder, self.optimizer)
 
     def resume(self) -> None:
         """Take up at the last checkpoint; what was measured after it is measured again."""
@@ -283,6 +290,8 @@ class Run:
             for name in ("step", "seconds", "hidden", "loss_sum", "pairs_sum", "summed"):
                 setattr(self, name, state[name])
             torch.set_rng_state(state["random"])
+            if isinstance(self.optimizer, QuasiNewton):
+                recall_cycles(self.folder, self.optimizer)
         self.metrics = read_lines(self.folder / METRICS)[: state["measured"]]
         if len(self.metrics) < state["measured"]:
             raise UserError(

@@ -1,7 +1,7 @@
-"""Beside other people's loops: what a framework's user needs to give AdaQN its monitor and to read its statistics.
+"""Where other people's tools meet adaqn: a module for each, which alone imports it.
 
-Importing this needs torch alone; ``adaqn.integrations.lightning`` and ``adaqn.integrations.transformers`` need their
-packages.
+Importing this needs torch alone. For loops: ``lightning`` and ``transformers`` give AdaQN its monitor and log its
+statistics; for logs: ``tensorboard``, and ``cycle_log`` for any other.
 """
 
 from adaqn.integrations.batches import training_batch

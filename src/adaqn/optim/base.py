@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,19 +15,21 @@ from torch.optim import Optimizer
 
 from adaqn.core.acceptance import mean_loss
 from adaqn.core.outcome import Outcome
-from adaqn.core.pairs import TowardsH0
 from adaqn.optim import checkpoint
 from adaqn.optim.counters import Counters, migrated
 from adaqn.optim.distributed import reshard
 from adaqn.optim.events import CycleEvent, Stats
+from adaqn.optim.explain import Explanation, explain
 from adaqn.optim.flat import FlatParameters, check_one_device
-from adaqn.optim.memory import Memory, layout, number_names, planned_bytes
+from adaqn.optim.memory import Memory, number_names
 from adaqn.optim.model_curvature import ModelCurvature
 from adaqn.optim.monitor import RotatingMonitor
 from adaqn.optim.options import Options, check_group
-from adaqn.optim.packed import packed_bytes, scaling_tensors
+from adaqn.optim.packed import scaling_tensors
 from adaqn.optim.rebuild import rebuilt
+from adaqn.optim.record import RECENT, record_of
 from adaqn.optim.sharded import FlatShards, check_parts, flat_parameters
+from adaqn.optim.size import plan_of, size_of_state
 from adaqn.optim.warm_start import check_source, fill_scaling, source_states
 
 UNSTORED_WARNING = 50
@@ -56,6 +59,8 @@ class HistoryOptimizer(Optimizer):
         self._anchor_losses: Tensor | None = None
         self._said: set[str] = set()
         self._averaging = False
+        self.recent: deque[CycleEvent] = deque(maxlen=RECENT)
+        """The last cycles, for :meth:`explain`; not saved: after loading a state it starts anew."""
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
         self._trainable()
 
@@ -106,14 +111,14 @@ class HistoryOptimizer(Optimizer):
         """Bytes of history and work space of this process, known before the first step."""
         flat = self._memory.flat if self._memory else self._flat(self._trainable())
         accepted = self._memory is not None and self._memory.accepted is not None
-        gram = 8 * self.options.memory_size**2
-        scaling, h0_flat = self.options.scaling, flat.for_scaling(self.options.scaling)
-        packed = packed_bytes(scaling_tensors(scaling, h0_flat), h0_flat)
-        if h0_flat is not flat:  # H0's vectors are whole, and it has two more to work with
-            kept = len(scaling.vector_names)
-            packed += ((kept + 2) * h0_flat.n - kept * flat.n) * flat.dtype.itemsize
-        vectors = accepted + isinstance(self.options.repair, TowardsH0)  # H0⁻¹s, while a pair is damped
-        return planned_bytes(flat, self._plan()) + packed + gram + vectors * flat.n * flat.dtype.itemsize
+        return size_of_state(flat, self.options, accepted=accepted).total
+
+    def explain(self) -> Explanation:
+        """What happened in the last cycles, in plain words, and what to change: ``print(opt.explain())``.
+
+        It knows the last 40 cycles, and the totals. Of the cycles before a state was loaded the totals alone are known.
+        """
+        return explain(record_of(self))
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -187,10 +192,6 @@ class HistoryOptimizer(Optimizer):
             raise ValueError("no parameter requires a gradient: unfreeze what should be trained first")
         return params
 
-    def _plan(self) -> dict[str, Any]:
-        o = self.options
-        return layout(o.memory_size, o.scaling, o.curvature, o.precision, o.momentum)
-
     def _flat(self, params: list[Tensor]) -> FlatParameters:
         """The vector of these parameters, as they lie on the processes at work now."""
         o = self.options
@@ -260,13 +261,14 @@ class HistoryOptimizer(Optimizer):
                 flat = self._flat([everything[i] for i in entries])
                 names = number_names(self.options.scaling, self.options.curvature, self.options.momentum)
                 packed = scaling_tensors(self.options.scaling, flat.for_scaling(self.options.scaling))
-                checkpoint.check(list(entries.values()), flat, self._plan(), packed, names)
+                checkpoint.check(list(entries.values()), flat, plan_of(self.options), packed, names)
                 taken.append((flat, list(entries.values())))
             return {**saved, "state": {}}
 
         def place(_: Optimizer) -> None:
             self._anchor_losses = None
             self._memory = None
+            self.recent.clear()
             for flat, entries in taken:
                 self._memory = self._new_memory(flat)
                 checkpoint.restore(self._memory, entries)
@@ -285,7 +287,7 @@ class HistoryOptimizer(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         # torch's own leaves out whatever a subclass adds; what schedulers patch in must stay out.
-        own = ("options", "_memory", "_monitor", "_anchor_losses", "_said", "_averaging")
+        own = ("options", "_memory", "_monitor", "_anchor_losses", "_said", "_averaging", "recent")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in own}, "_averaging": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -311,7 +313,8 @@ class HistoryOptimizer(Optimizer):
             self._say(
                 f"{UNSTORED_WARNING} cycles in a row stored no curvature pair, so only H0 is at work. If "
                 "opt.stats shows skipped pairs, use curvature_test='scale_free' (the absolute test depends on the "
-                "scale of the loss); if it shows rejections, lower lr or enlarge the monitoring set"
+                "scale of the loss); if it shows rejections, lower lr or enlarge the monitoring set. "
+                "opt.explain() says which"
             )
 
     def _tell(
@@ -322,10 +325,14 @@ class HistoryOptimizer(Optimizer):
         old: Tensor | None = None,
         products: Products = NO_PAIR,
     ) -> None:
-        if self.options.on_cycle is None:
-            return
         sign = -1.0 if self.options.maximize else 1.0
         f_new, f_old = (None if losses is None else sign * mean_loss(losses) for losses in (new, old))
         c, (ss, sy, yy) = m.counters, products
-        event = CycleEvent(c.steps, c.cycles, outcome, f_new, f_old, ss, sy, yy, len(m.pairs), c.step_multiplier)
-        self.options.on_cycle(event)
+        examples = None if new is None else new.numel() if new.dim() else 0
+        event = CycleEvent(
+            c.steps, c.cycles, outcome, f_new, f_old, ss, sy, yy, len(m.pairs), c.step_multiplier, examples,
+            self._cycle_length(c), c.stored, c.skipped, c.rejected, c.nonfinite,
+        )  # fmt: skip
+        self.recent.append(event)
+        for callback in self.options.on_cycle:  # the user's code: the cycle is complete before it
+            callback(event)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
 import torch
@@ -15,7 +16,7 @@ from adaqn.core.direction import Direction
 from adaqn.core.pairs import Damping, Shift, absolute, positive
 from adaqn.core.regularised import Regularised
 from adaqn.core.scaling import BarzilaiBorwein
-from adaqn.optim.events import CycleCallback
+from adaqn.optim.events import CycleCallback, callbacks
 from adaqn.optim.gradient_difference import GradientDifference
 from adaqn.optim.memory import Precision
 from adaqn.optim.options import Options, make_direction
@@ -38,7 +39,7 @@ class Common(TypedDict, total=False):
     direction: str | Direction
     history_dtype: torch.dtype | None
     master_weights: bool
-    on_cycle: CycleCallback | None
+    on_cycle: CycleCallback | Sequence[CycleCallback] | None
     process_group: Any
     shard_history: bool
 
@@ -62,7 +63,7 @@ class _Member(QuasiNewton):
             on_nonfinite=common.get("on_nonfinite", "skip"),
             maximize=common.get("maximize", False),
             precision=Precision(common.get("history_dtype"), None, None, common.get("master_weights", False)),
-            on_cycle=common.get("on_cycle"),
+            on_cycle=callbacks(common.get("on_cycle")),
             process_group=common.get("process_group"),
             shard_history=common.get("shard_history", False),
             **parts,

@@ -233,11 +233,5 @@ def number_names(scaling: Scaling, curvature: Curvature, momentum: Momentum | No
     }
 
 
-def planned_bytes(flat: FlatParameters, plan: Layout) -> int:
-    """What buffers of that plan take for those parameters."""
-    rows = ((torch.Size(shape).numel(), dtype or flat.dtype) for shape, dtype, _ in plan.values())
-    return sum(count * flat.n * dtype.itemsize for count, dtype in rows)
-
-
 def _without_prefix(prefix: str, entry: dict[str, Any]) -> dict[str, Any]:
     return {key.removeprefix(prefix): value for key, value in entry.items() if key.startswith(prefix)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -13,7 +13,7 @@ from adaqn.core.curvature import Curvature
 from adaqn.core.direction import Direction
 from adaqn.core.pairs import CurvatureTest
 from adaqn.core.scaling import Scaling
-from adaqn.optim.events import CycleCallback
+from adaqn.optim.events import CycleCallback, callbacks
 from adaqn.optim.memory import Precision
 from adaqn.optim.options import (
     Options,
@@ -96,7 +96,8 @@ class AdaQN(QuasiNewton):
             the weights yourself call ``reset_history()``: the copies would undo the change.
         weight_decay: decoupled, as in AdamW.
         maximize: maximize the objective; the monitor then returns what is to be large.
-        on_cycle: called with a :class:`adaqn.CycleEvent` at the end of each cycle.
+        on_cycle: called with a :class:`adaqn.CycleEvent` at the end of each cycle; or several, in a list. What one
+            raises comes out of ``step()``, when the cycle is complete (``docs/logging.md``).
         process_group: the processes that train this model together, under ``torchrun``; ``None`` is all of them, where
             there are several, and ``"none"`` this one alone.
         shard_history: with DDP, keep a share of the history in each process (``docs/distributed.md``).
@@ -153,7 +154,7 @@ class AdaQN(QuasiNewton):
         master_weights: bool = False,
         weight_decay: float = 0.0,
         maximize: bool = False,
-        on_cycle: CycleCallback | None = None,
+        on_cycle: CycleCallback | Sequence[CycleCallback] | None = None,
         process_group: Any = None,
         shard_history: bool = False,
     ) -> None:
@@ -190,7 +191,7 @@ class AdaQN(QuasiNewton):
                 torch.device(fisher_device) if fisher_device is not None else None,
                 master_weights,
             ),
-            on_cycle=on_cycle,
+            on_cycle=callbacks(on_cycle),
             process_group=process_group,
             shard_history=shard_history,
         )

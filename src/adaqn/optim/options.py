@@ -67,7 +67,7 @@ class Options:
     on_nonfinite: str = "skip"
     maximize: bool = False
     precision: Precision = field(default_factory=Precision)
-    on_cycle: CycleCallback | None = None
+    on_cycle: tuple[CycleCallback, ...] = ()
     process_group: Any = None
     """Which processes work on the parameters; ``None`` all, where there are several, ``"none"`` this one alone."""
     shard_history: bool = False
@@ -90,7 +90,7 @@ class Options:
                 f"monitor must be a function without arguments, such as Monitor(model, loss_fn, batch); "
                 f"got {type(self.monitor).__name__}"
             )
-        for name in ("curvature_test", "acceptance", "direction", "on_cycle"):
+        for name in ("curvature_test", "acceptance", "direction"):
             if getattr(self, name) is not None and not callable(getattr(self, name)):
                 raise TypeError(f"{name} must be a name or a function, got {getattr(self, name)!r}")
         for name in ("history_dtype", "fisher_dtype"):

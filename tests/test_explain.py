@@ -1,0 +1,610 @@
+"""Every message of ``opt.explain()``: a run that provokes it, and one, changed as it says, that does not."""
+
+import copy
+import json
+import math
+import pickle
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from adaqn import OLBFGS, RES, SQN, AdaQN, EmpiricalFisher, HessianProduct, Monitor, RotatingMonitor, SdLBFGS
+from adaqn.core.kronecker import Kronecker
+from adaqn.optim.explain import explain
+from adaqn.optim.record import RECENT, Record, record_of
+from optimizers import OPTIMIZERS, Held, first, minus_first
+from oracles import NoisyValley, Vector, as_printed, quiet, run, take_step
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:50 cycles in a row", "ignore:no monitor was given", "ignore:the monitor returned"
+)
+
+
+class Examples:
+    """The losses of ``count`` examples of a valley, whose gradients differ as those of its batches."""
+
+    def __init__(self, problem, model, count=64):
+        self.problem, self.model = problem, model
+        self.noise = torch.randn(count, problem.n, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+        self.noise -= self.noise.mean(0)
+
+    def __call__(self):
+        w = self.model.vector().double()
+        return self.problem.loss(w) + self.problem.noise * (self.noise @ w)
+
+
+def valley(make, steps=200, *, monitor=None, problem=None, dtype=torch.float64, **options):
+    """A run over a valley; ``monitor(problem, model)`` makes the monitor."""
+    problem = problem or NoisyValley()
+    model = Vector(problem.w0.to(dtype))
+    if monitor is not None:
+        options["monitor"] = monitor(problem, model)
+    opt = make(model.parameters(), **options)
+    if steps:
+        run(opt, model, problem, range(steps))
+    return opt
+
+
+def healthy(steps=200, **options):
+    return valley(AdaQN, steps, **{"preset": "modern", "lr": 0.05, "monitor": Examples, **options})
+
+
+def paper(steps=200, **options):
+    scalar = lambda problem, model: lambda: problem.loss(model.vector().double())  # noqa: E731
+    return valley(as_printed, steps, **{"lr": 0.05, "monitor": scalar, **options})
+
+
+@cache
+def well():
+    return healthy()
+
+
+@cache
+def well_as_printed():
+    return paper()
+
+
+def spoilt(every, steps=200):
+    """Some gradients of a run are not finite."""
+    problem = NoisyValley()
+    model = Vector(problem.w0)
+    opt = quiet(model.parameters(), lr=0.05)
+    for k in range(steps):
+        gradient = problem.gradient(model.vector(), k)
+        model.set_gradient(gradient * math.nan if k % every == every - 1 else gradient)
+        opt.step()
+    return opt
+
+
+def of_a_copy(problem, model):
+    other = copy.deepcopy(model)
+    return lambda: problem.loss(other.vector())
+
+
+def in_half_precision(problem, model):
+    """A monitor whose sums overflow in float16 when the weights are large."""
+    return lambda: (2e3 * problem.loss(model.vector())).half().float()
+
+
+def noisy(problem, model):
+    generator = torch.Generator().manual_seed(1)
+    return lambda: problem.loss(model.vector()) * (1.0 + 0.04 * torch.randn((), generator=generator))
+
+
+def upside_down(problem, model):
+    losses = Examples(problem, model)
+    return lambda: -losses()
+
+
+def rotating(problem, model, spoilt=False):
+    """Three sets of examples, of which one has no finite loss."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = model
+
+        def forward(self, x):
+            return problem.loss(torch.cat([p.reshape(-1) for p in self.inner.pieces])) + x @ model.vector()
+
+    data = [0.01 * torch.randn(40, problem.n, dtype=torch.float64) for _ in range(3)]
+    if spoilt:
+        data[2][0, 0] = math.inf
+    return RotatingMonitor(Net(), lambda output, _: output, [(x, torch.zeros(40)) for x in data])
+
+
+class Ascent(NoisyValley):
+    """Gradients that lead uphill, as if the training data were not those of the monitor."""
+
+    def gradient(self, w, k):
+        return -super().gradient(w, k)
+
+
+class Hill(NoisyValley):
+    """A smooth hill: the curvature is negative everywhere."""
+
+    def gradient(self, w, k):
+        return -0.1 * w
+
+
+class Fading(NoisyValley):
+    """A loss whose scale falls by three decades in the middle of the run."""
+
+    def gradient(self, w, k):
+        return super().gradient(w, k) * (1.0 if k < 100 else 1e-3)
+
+
+def on_hill(make, **options):
+    return valley(make, 60, problem=Hill(), lr=0.01, **options)
+
+
+def hessian_on(kind, loss, **options):
+    """A method with the Hessian of half the square of its weights, or of the negative."""
+    problem = Hill()
+    params = [nn.Parameter(problem.w0.clone())]
+    curvature = HessianProduct(Held(params), loss, [(torch.zeros(1), torch.zeros(1))])
+    opt = kind(params, lr=0.01, curvature=curvature, cycle_length=2, **options)
+    for _ in range(60):
+        params[0].grad = -0.1 * params[0].detach()
+        opt.step()
+    return opt
+
+
+def large(steps, **options):
+    """A million and a half parameters with a hundred and sixty vectors of history."""
+    model = nn.Parameter(torch.zeros(1_600_000))
+    opt = quiet([model], fisher_size=140, **options)
+    for _ in range(steps):
+        model.grad = torch.ones_like(model)
+        opt.step()
+    return opt
+
+
+def wide(side, **options):
+    model = nn.Linear(side, 3)
+    opt = AdaQN(model.parameters(), acceptance="none", scaling=Kronecker(max_dimension=64), **options)
+    for _ in range(6):
+        opt.zero_grad()
+        model(torch.ones(2, side)).square().sum().backward()
+        opt.step()
+    return opt
+
+
+CASES = {
+    # name: [(provoked by, what it says, what to change, a run without it), ...]
+    "no-step": [(lambda: healthy(0), "no step has been made", r"loss\.backward\(\) before opt\.step\(\)", well)],
+    "no-cycle": [(lambda: healthy(3), "3 steps, and no cycle has ended.*after 5", "^$", well)],
+    "lr-zero": [(lambda: healthy(lr=0.0), "lr is 0", "lr above 0", well)],
+    "diverged": [
+        (
+            lambda: valley(quiet, lr=1e308),
+            r"\d+ times? the weights.*not finite.*went back to the last good",
+            r"lower lr, now 1e\+308, or clip",
+            well,
+        ),
+        (
+            lambda: valley(OLBFGS, lr=1e308, initial_scaling=1.0),
+            "went back to the last good",
+            "lower lr",
+            lambda: valley(OLBFGS),
+        ),
+    ],
+    "nonfinite-gradients": [
+        (
+            lambda: spoilt(10),
+            r"20 of 200 gradients held inf or nan.*made no step \(10 %\)$",
+            r"GradScaler.*set_detect_anomaly\(True\)",
+            well,
+        ),
+        (lambda: spoilt(10, 400), r"40 of 400 .*\(10 %\), 22 of them in the last 40 cycles$", "GradScaler", well),
+        (lambda: spoilt(100), r"note: 2 of 200 gradients .* \(1 %\)", "GradScaler", lambda: valley(quiet)),
+    ],
+    "blind-monitor": [
+        (
+            lambda: paper(monitor=of_a_copy),
+            r"did not change in 39 cycles.* 12\.7 at both",
+            "a copy of it",
+            well_as_printed,
+        )
+    ],
+    "monitor-not-finite": [
+        (
+            lambda: paper(lr=3.0, monitor=in_half_precision),
+            r"the monitored loss was inf at \d+ averages? of a cycle",
+            r"lower lr.*autocast=torch\.bfloat16",
+            lambda: paper(monitor=in_half_precision),
+        )
+    ],
+    "set-cannot-judge": [
+        (
+            lambda: healthy(monitor=lambda p, m: rotating(p, m, spoilt=True)),
+            r"on 13 monitoring sets the loss.*not finite",
+            "leave out the batches",
+            lambda: healthy(monitor=rotating),
+        )
+    ],
+    "many-rejected": [
+        (
+            lambda: paper(lr=3.0, reject_patience=None),
+            r"\d+ of 40 cycles rejected \(\d\d %\); the monitored loss had grown to [\d,]+ times its size",
+            r"lower lr, now 3$",
+            well_as_printed,
+        ),
+        (
+            lambda: paper(monitor=noisy, reject_patience=None),
+            r"of 40 cycles rejected.*grown by \d(\.\d)? % in the median",
+            r"lower lr, now 0\.05, or enlarge the monitoring set, or .*acceptance='paired'",
+            well,
+        ),
+        (
+            lambda: healthy(60, monitor=upside_down),
+            r"12 of 12 cycles rejected \(100 %\), and nothing was accepted",
+            "lower lr.*to be made small",
+            well_as_printed,
+        ),
+    ],
+    "steps-shrunk": [
+        (
+            lambda: healthy(lr=3.0),
+            r"shrunk the steps to [\d.]+ % of lr=3, that is 0\.0\d+; every accepted cycle gives back 2 %, \d+ more",
+            r"lr=0\.0\d+ if they do not recover",
+            well,
+        ),
+        (lambda: healthy(preset="kronecker"), r"note: .* 50 % of lr=0\.05", r"lr=0\.025 if", well),
+    ],
+    "steps-smallest": [
+        (
+            lambda: healthy(30, monitor=upside_down, cycle_length=1),
+            "not rejected for its length",
+            "look at the monitor",
+            well_as_printed,
+        )
+    ],
+    "accepted-rise": [
+        (
+            lambda: paper(100, problem=Ascent(), lr=0.01, reject_factor=1.05),
+            r"got worse by \d+ % in all 20 cycles, in \d+ of \d+ accepted",
+            r"lower lr, now 0\.01; a larger monitoring set, or a reject_factor below 1\.05",
+            well_as_printed,
+        ),
+        (
+            lambda: healthy(monitor=lambda _, m: Examples(NoisyValley(noise=30.0), m), problem=Ascent()),
+            "got worse by",
+            "paired_level below 3",
+            well,
+        ),
+    ],
+    "slow": [
+        (
+            lambda: healthy(lr=1e-4),
+            r"none of 40 cycles rejected, .* fell in (39|40) of 40 of them, by [\d.]+ % in all",
+            r"try lr=0\.0003, three times as much",
+            well,
+        )
+    ],
+    "skipped-small": [
+        (
+            lambda: paper(problem=NoisyValley(scale=1e-3)),
+            r"39 of 39 pairs skipped: curvature below 0\.0001 \(s·y/s·s is [\d.e-]+ in the median\)",
+            'use the scale-free test, curvature_test="scale_free"',
+            lambda: paper(problem=NoisyValley(scale=1e-3), curvature_test="scale_free"),
+        ),
+        (
+            lambda: healthy(curvature_eps=0.999),
+            r"the cosine between s and y is 0\.\d+ in the median, and curvature_eps asks for 0\.999",
+            r"curvature_eps below 0\.\d+, .*fisher_size above 50",
+            well,
+        ),
+        (lambda: healthy(curvature_test=lambda *_: False), "your curvature_test turned", "ss, sy and yy", well),
+        (
+            lambda: valley(RES, curvature_eps=1e3),
+            r"40 of 40 pairs skipped: curvature below 1e\+03",
+            r"a curvature_eps below \d",
+            lambda: valley(RES),
+        ),
+    ],
+    "skipped-flat": [
+        (
+            lambda: paper(problem=NoisyValley(scale=3e-12), dtype=torch.float32, scaling="adam"),
+            "39 of 39 pairs skipped: y is zero",
+            r"damping=0\.5.* or scale the loss up",
+            lambda: paper(problem=NoisyValley(scale=3e-12), dtype=torch.float32, scaling="adam", damping=0.5),
+        ),
+    ],
+    "skipped-still": [
+        (
+            lambda: healthy(lr=1e-5, dtype=torch.bfloat16),
+            "did not move at all",
+            "master_weights=True: steps with lr=1e-05 may be too small for bfloat16",
+            lambda: healthy(lr=1e-5, dtype=torch.bfloat16, master_weights=True),
+        ),
+        (lambda: healthy(lr=0.0), "did not move at all", "raise lr", well),
+    ],
+    "skipped-negative": [
+        (
+            lambda: on_hill(OLBFGS),
+            "curvature along s is negative, -0.1",
+            "regularisation",
+            lambda: on_hill(OLBFGS, regularisation=1.0),
+        ),
+        (lambda: valley(RES, delta=50.0), "with delta taken off", "a smaller delta", lambda: valley(RES)),
+        (
+            lambda: hessian_on(SQN, minus_first),
+            "curvature along s is negative, -1 in the median",
+            "larger batches for the curvature; SdLBFGS",
+            lambda: hessian_on(SQN, first),
+        ),
+        (
+            lambda: hessian_on(as_printed, minus_first, acceptance="none"),
+            "negative",
+            r"damping=0\.5",
+            lambda: hessian_on(as_printed, minus_first, acceptance="none", damping=0.5),
+        ),
+    ],
+    "skipped-overflow": [
+        (
+            lambda: paper(problem=NoisyValley(scale=1e12), dtype=torch.float32),
+            r"39 of 39 pairs skipped: s·y or y·y is not finite",
+            "clip the gradients",
+            lambda: paper(dtype=torch.float32),
+        )
+    ],
+    "nothing-stored": [
+        (
+            lambda: paper(problem=NoisyValley(scale=1e-3)),
+            "no pair stored for 40 cycles: H0 alone is at work",
+            "without pairs does the same for less",
+            lambda: paper(problem=NoisyValley(scale=1e-3), curvature_test="scale_free"),
+        ),
+        (
+            lambda: paper(problem=Fading(), steps=700, fisher_size=20, memory_size=4),
+            r"no pair stored for \d+ cycles: the 4 pairs in memory are older",
+            "without pairs",
+            well_as_printed,
+        ),
+    ],
+    "anchor-waits": [
+        (
+            lambda: paper(65, problem=NoisyValley(scale=1e-3)),
+            "anchor has not moved for 12 cycles.*after 8 more skips",
+            "anchor_patience=5",
+            well_as_printed,
+        )
+    ],
+    "anchor-stuck": [
+        (
+            lambda: paper(problem=NoisyValley(scale=1e-3), anchor_patience=None),
+            r"anchor has not moved for 39 cycles.*\(anchor_patience=None\)",
+            "anchor_patience=20; a rejection now would lose all of them",
+            well_as_printed,
+        )
+    ],
+    "no-monitor": [
+        (
+            lambda: healthy(monitor=None),
+            "no monitor was given, so no cycle is rejected by its loss",
+            r"opt\.monitor = Monitor\(model, loss_fn, batch\).*acceptance='none'",
+            lambda: healthy(monitor=None, acceptance="none"),
+        )
+    ],
+    "unused-monitor": [
+        (lambda: healthy(acceptance="none"), "acceptance='none' never asks it", "acceptance='auto'", well)
+    ],
+    "scalar-monitor": [
+        (
+            lambda: healthy(monitor=lambda p, m: lambda: p.loss(m.vector())),
+            r"returns one number, so the factor test decides \(rejected if it grew by more than 1 %\)",
+            "one loss per example, such as reduction='none'",
+            well,
+        )
+    ],
+    "few-examples": [
+        (
+            lambda: healthy(monitor=lambda p, m: Examples(p, m, 8)),
+            "judged by 8 examples",
+            "a hundred examples or more",
+            well,
+        )
+    ],
+    "cycle-longest": [
+        (
+            lambda: valley(quiet, 150, cycle_length="auto", max_cycle_length=8, curvature_eps=1e9),
+            "grown to their longest, 8 steps",
+            "max_cycle_length=16",
+            well,
+        )
+    ],
+    "cycle-shortest": [
+        (
+            lambda: valley(quiet, 60, problem=NoisyValley(noise=0.0), cycle_length="auto", lr=0.001),
+            "shrunk to their shortest, 2 steps",
+            "min_cycle_length=1 if that is cheap",
+            well,
+        )
+    ],
+    "cycle-length": [
+        (
+            lambda: valley(quiet, 200, cycle_length="auto", problem=NoisyValley(noise=1.0)),
+            r'cycle_length="auto" is at \d+ steps, from \d+ to \d+ in the last 40 cycles',
+            "^$",
+            well,
+        )
+    ],
+    "large-history": [
+        (
+            lambda: large(6),
+            r"the history takes 1\.06 GB \(pairs 128 MB, gradients 896 MB, H0 6\.4 MB, others 25\.6 MB\)",
+            r"bf16 would take 544 MB \(history_dtype=torch\.bfloat16, fisher_dtype=torch\.bfloat16\); fisher_size=10 "
+            r"would take 224 MB; curvature=EmpiricalFisher\(\.\.\.\) 160 MB",
+            lambda: large(6, history_dtype=torch.bfloat16, fisher_dtype=torch.bfloat16),
+        ),
+        (
+            lambda: OLBFGS([nn.Parameter(torch.zeros(10_000_000))], memory_size=20),
+            r"1\.8 GB \(pairs 1\.6 GB, gradients 40 MB",
+            r"bf16 would take 980 MB \(history_dtype=torch\.bfloat16\); memory_size=10 about 1 GB",
+            lambda: OLBFGS([nn.Parameter(torch.zeros(10_000_000))], memory_size=5),
+        ),
+    ],
+    "wide-layers": [
+        (
+            lambda: wide(100),
+            r"1 matrix with a side longer than 64 \(3 × 100 the widest\) have no basis",
+            r"Kronecker\(max_dimension=100\) gives them one for 20,000 more numbers.*preset=\"modern\"",
+            lambda: wide(64),
+        )
+    ],
+}
+EVERY = [pytest.param(name, *case, id=f"{name}-{i}") for name, cases in CASES.items() for i, case in enumerate(cases)]
+
+
+@pytest.mark.parametrize("name, provoked, what, change, without", EVERY)
+def test_every_message_has_a_run_that_provokes_it_and_one_that_does_not(name, provoked, what, change, without):
+    said = {finding.name: finding for finding in provoked().explain().findings}
+    assert name in said
+    assert re.search(what, str(said[name]).split("\n")[0])
+    assert re.search(change, said[name].change)
+    assert name not in {finding.name for finding in without().explain().findings}
+
+
+def test_there_is_a_case_for_every_message():
+    import adaqn.optim.findings
+
+    (folder,) = adaqn.optim.findings.__path__
+    text = "".join(path.read_text(encoding="utf-8") for path in Path(folder).glob("*.py"))
+    names = set(re.findall(r'Finding\(\s*"([a-z-]+)"', text))
+    reasons = re.search(r"^STILL, .* = (.*)$", text, flags=re.M).group(1)
+    names |= {f"skipped-{reason}" for reason in re.findall(r'"(\w+)"', reasons)}
+    assert names == set(CASES)
+    page = (Path(__file__).parent.parent / "docs" / "explain.md").read_text(encoding="utf-8")
+    assert [name for name in names if f"`{name}`" not in page] == []
+
+
+# ---------------------------------------------------------------------- runs in which all is well
+
+
+@pytest.mark.parametrize("preset", ["paper", "modern", "kronecker"])
+def test_a_healthy_run_has_nothing_to_change(preset):
+    found = healthy(preset=preset, lr=0.03).explain()
+    assert found.is_well
+    assert found.findings == ()
+    assert str(found).endswith("\nnothing to change")
+    assert "200 steps, 40 cycles with 39 stored, 0 skipped and 0 rejected" in found.summary[0]
+
+
+def test_what_is_to_be_large_may_grow():
+    found = healthy(problem=Ascent(), monitor=upside_down, maximize=True).explain()
+    assert found.findings == ()
+    assert re.search("from -.* to -1", found.summary[-1])
+    shrinking = healthy(
+        lr=1e-4, problem=NoisyValley(), monitor=Examples, maximize=True, acceptance=lambda new, old: False
+    )
+    assert "accepted-rise" not in {finding.name for finding in shrinking.explain().findings}
+
+
+def test_a_network_in_training_has_nothing_to_change():
+    torch.manual_seed(0)
+    model, loss_fn = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)), nn.MSELoss()
+    inputs = torch.randn(512, 8)
+    targets = torch.sin(inputs.sum(1, keepdim=True))
+    opt = AdaQN(model.parameters(), monitor=Monitor(model, loss_fn, (inputs[:128], targets[:128])))
+    for _ in range(12):
+        for x, y in zip(inputs.split(32), targets.split(32), strict=True):
+            opt.zero_grad()
+            loss_fn(model(x), y).backward()
+            opt.step()
+    assert opt.explain().findings == ()
+    opt = AdaQN(model.parameters(), curvature=EmpiricalFisher(model, lambda a, b: (a - b).square()[:, 0], [(x, y)]))
+    assert "gradients" not in opt.explain().summary[1]
+
+
+@pytest.mark.parametrize("info", OPTIMIZERS, ids=lambda info: info.name)
+def test_every_method_explains_itself_before_and_after(info):
+    problem = NoisyValley()
+    model = Vector(problem.w0)
+    opt = info(model.parameters())
+    assert "no-step" in {finding.name for finding in opt.explain().findings}
+    run(opt, model, problem, range(60))
+    found = opt.explain()
+    assert (
+        f"{type(opt).__name__}, lr={opt.param_groups[0]['lr']}: 60 steps" in found.summary[0] or info.name == "sdlbfgs"
+    )
+    assert not {"no-step", "no-cycle"} & {finding.name for finding in found.findings}
+    options = record_of(opt).settings.options
+    for finding in found.findings:  # what it says can be done
+        assert all(name in options for name in re.findall(r"(\w+)=", finding.change) if not name.endswith("dtype"))
+
+
+@pytest.mark.parametrize("make", [OLBFGS, RES, SdLBFGS])
+def test_the_family_has_no_monitor_and_needs_none(make):
+    found = valley(make).explain()
+    assert found.findings == ()
+    assert found.is_well
+
+
+# ---------------------------------------------------------------------- the record
+
+
+def test_explaining_changes_nothing():
+    problem = NoisyValley()
+    quietly, told = Vector(problem.w0), Vector(problem.w0)
+    one, other = (AdaQN(m.parameters(), lr=0.5, monitor=Examples(problem, m)) for m in (quietly, told))
+    for k in range(60):
+        for opt, model in ((one, quietly), (other, told)):
+            take_step(opt, lambda m=model, k=k: m.set_gradient(problem.gradient(m.vector(), k)))
+        str(other.explain())
+        assert torch.equal(quietly.vector(), told.vector())
+    assert one.state_dict().keys() == other.state_dict().keys()
+
+
+def test_it_prints_nothing_by_itself(capsys):
+    healthy(20).explain()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_after_loading_a_state_the_totals_are_known_and_the_new_cycles_and_it_says_so():
+    problem = NoisyValley()
+    model = Vector(problem.w0)
+    opt = AdaQN(model.parameters(), preset="modern", lr=0.05, monitor=Examples(problem, model))
+    run(opt, model, problem, range(100))
+    other = AdaQN(model.parameters(), preset="modern", lr=0.05, monitor=Examples(problem, model))
+    other.load_state_dict(copy.deepcopy(opt.state_dict()))
+    assert not any(name.startswith("recent") for entry in opt.state_dict()["state"].values() for name in entry)
+    run(other, model, problem, range(100, 110))
+    found = other.explain()
+    assert "110 steps, 22 cycles" in found.summary[0]
+    assert found.summary[1] == "only 2 cycles known one by one: the others came before a state was loaded"
+    run(other, model, problem, range(110, 110 + 5 * RECENT))
+    assert not record_of(other).forgotten
+    assert len(other.recent) == RECENT
+    assert re.match(r"the last 40 cycles: \d\d stored", other.explain().summary[1])
+
+
+def test_a_state_that_says_enough_is_explained_without_its_cycles():
+    opt = paper(problem=NoisyValley(scale=1e-3))
+    other = as_printed(Vector(NoisyValley().w0).parameters(), monitor=lambda: 1.0)
+    other.load_state_dict(opt.state_dict())
+    assert {"nothing-stored", "anchor-waits"} <= {finding.name for finding in other.explain().findings}
+
+
+def test_the_record_is_copied_with_the_optimizer_and_survives_json():
+    opt = paper(lr=3.0, monitor=in_half_precision)  # losses that are not finite among them
+    record = record_of(opt)
+    assert any(not math.isfinite(cycle.candidate_loss) for cycle in record.cycles)
+    again = Record.from_json(json.loads(json.dumps(record.to_json(), allow_nan=False)))
+    assert str(explain(again)) == str(opt.explain())
+    assert repr(again) == repr(record)
+    assert str(pickle.loads(pickle.dumps(healthy(50))).explain()) == str(healthy(50).explain())
+    for damaged in ({}, {**record.to_json(), "cycles": [{"step": 1}]}, [], {**record.to_json(), "stats": 5}):
+        with pytest.raises(ValueError, match="not the record of an optimizer"):
+            Record.from_json(damaged)
+
+
+def test_groups_of_several_step_sizes_are_told_as_a_range():
+    w = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))]
+    opt = AdaQN([{"params": w[:1]}, {"params": w[1:], "lr": torch.tensor(0.25)}], lr=0.5, acceptance="none")
+    assert "lr=0.25 to 0.5" in opt.explain().summary[0]
+    assert opt.explain().as_dict()["findings"][0]["name"] == "no-step"
