@@ -72,14 +72,6 @@ def test_the_order_of_the_data_is_not_disturbed(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(*(net.parameters() for net in nets), strict=True))
 
 
-def test_training_twice_listens_once(tmp_path):
-    trainer = make(tmp_path)
-    trainer.add_callback(MonitorCallback(trainer))
-    trainer.train()
-    trainer.train()
-    assert adaqn(trainer).options.on_cycle.before is None
-
-
 def test_the_loss_of_each_sequence_is_the_models_own(tmp_path):
     net = model()
     batch = torch.utils.data.default_collate([Counting()[i] for i in range(6)])

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from adaqn.integrations.batches import EXAMPLES, training_batch
-from adaqn.integrations.watching import Watch, missing, quasi_newton, watch
+from adaqn.integrations.watching import metrics, missing, quasi_newton
+from adaqn.optim.base import HistoryOptimizer
 from adaqn.optim.monitor import Monitor
 
 try:
@@ -47,16 +48,15 @@ class MonitorCallback(Callback):
         self.batch = batch
         self.autocast = autocast
         self.logs = log
-        self._watches: list[Watch] = []
+        self._optimizers: list[HistoryOptimizer] = []
 
     def make_monitor(self, module: LightningModule, batch: Any) -> Callable[[], Any]:
         """The monitor of a batch, which is on the module's device."""
         return Monitor(module, self.loss_fn, batch, autocast=self.autocast)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        optimizers = quasi_newton(trainer.optimizers)
-        self._watches = [watch(opt) for opt in optimizers]
-        unmonitored = [opt for opt in optimizers if opt.monitor is None]
+        self._optimizers = quasi_newton(trainer.optimizers)
+        unmonitored = [opt for opt in self._optimizers if opt.monitor is None]
         if unmonitored:
             batch = self._transferred(trainer, pl_module)
             for opt in unmonitored:
@@ -65,8 +65,8 @@ class MonitorCallback(Callback):
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if not self.logs:
             return
-        for index, watched in enumerate(self._watches):
-            self.log_dict(watched.metrics("adaqn" if len(self._watches) == 1 else f"adaqn_{index}"))
+        for index, opt in enumerate(self._optimizers):
+            self.log_dict(metrics(opt, "adaqn" if len(self._optimizers) == 1 else f"adaqn_{index}"))
 
     def _transferred(self, trainer: Trainer, module: LightningModule) -> Any:
         """The batch as ``training_step`` would get it."""

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from adaqn.integrations.batches import EXAMPLES, on_device, training_batch
-from adaqn.integrations.watching import Watch, missing, quasi_newton, watch
+from adaqn.integrations.watching import metrics, missing, quasi_newton
+from adaqn.optim.base import HistoryOptimizer
 from adaqn.optim.monitor import Monitor
 
 try:
@@ -64,17 +65,17 @@ class MonitorCallback(TrainerCallback):
         self.examples = examples
         self.batch = batch
         self.autocast = autocast
-        self._watch: Watch | None = None
+        self._optimizer: HistoryOptimizer | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **now: Any) -> None:
         """The optimizer is there by now, with the state of a checkpoint if there is one."""
         (opt,) = quasi_newton([now["optimizer"]])
-        self._watch = watch(opt)
+        self._optimizer = opt
         if opt.monitor is None:
             batch = training_batch(now["train_dataloader"], self.examples) if self.batch is None else self.batch
             opt.monitor = Monitor(now["model"], self.loss_fn, on_device(batch, args.device), autocast=self.autocast)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **now: Any) -> None:
         """A record of our own after that of the training loss, which the trainer's reporters have seen by now."""
-        if self._watch is not None and "loss" in (logs or {}):
-            self.trainer.log(self._watch.metrics())
+        if self._optimizer is not None and "loss" in (logs or {}):
+            self.trainer.log(metrics(self._optimizer))

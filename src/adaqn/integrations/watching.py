@@ -7,36 +7,16 @@ from dataclasses import asdict
 from typing import Any
 
 from adaqn.optim.base import HistoryOptimizer
-from adaqn.optim.events import CycleCallback, CycleEvent
 
 
-class Watch:
-    """Keeps the last cycle that an optimizer told of; whoever listened before still hears it."""
-
-    def __init__(self, opt: HistoryOptimizer) -> None:
-        self.opt = opt
-        self.last: CycleEvent | None = None
-        self.before: CycleCallback | None = opt.options.on_cycle
-        opt.options.on_cycle = self
-
-    def __call__(self, event: CycleEvent) -> None:
-        self.last = event
-        if self.before is not None:
-            self.before(event)
-
-    def metrics(self, prefix: str = "adaqn") -> dict[str, float]:
-        """``opt.stats``, and the monitored loss at both points of the last cycle that was judged."""
-        found = {f"{prefix}/{name}": float(value) for name, value in asdict(self.opt.stats).items()}
-        if self.last is not None:
-            losses = {"monitored_loss": self.last.candidate_loss, "anchor_loss": self.last.anchor_loss}
-            found |= {f"{prefix}/{name}": value for name, value in losses.items() if value is not None}
-        return found
-
-
-def watch(opt: HistoryOptimizer) -> Watch:
-    """The one watch of an optimizer, however often a trainer begins with it."""
-    present = opt.options.on_cycle
-    return present if isinstance(present, Watch) else Watch(opt)
+def metrics(opt: HistoryOptimizer, prefix: str = "adaqn") -> dict[str, float]:
+    """``opt.stats``, and the monitored loss at both points of the last cycle."""
+    found = {f"{prefix}/{name}": float(value) for name, value in asdict(opt.stats).items()}
+    if opt.recent:
+        last = opt.recent[-1]
+        losses = {"monitored_loss": last.candidate_loss, "anchor_loss": last.anchor_loss}
+        found |= {f"{prefix}/{name}": value for name, value in losses.items() if value is not None}
+    return found
 
 
 def quasi_newton(optimizers: Iterable[Any]) -> list[HistoryOptimizer]:
