@@ -38,7 +38,7 @@ class Team:
 
     def share(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """What this process takes of a batch."""
-        x, y = (tensor.chunk(self.count)[self.rank] for tensor in batch)
+        x, y = (tensor.tensor_split(self.count)[self.rank] for tensor in batch)
         return x, y
 
     def wrapped(self, model: nn.Module) -> nn.Module:

@@ -243,11 +243,15 @@ class HistoryOptimizer(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain numbers by parameter; may be saved and loaded at any step."""
-        if self._memory is not None:
-            self._show_state()  # a framework may have put copies on another device in the place of our views
-            for index, p in enumerate(self._memory.flat.params):
-                self.state[p].update(self._memory.numbers(index))
-        return super().state_dict()
+        if self._memory is None:
+            return super().state_dict()
+        # A framework may have put copies on another device in the place of our views.
+        self.state.clear()
+        self.state.update(zip(self._memory.flat.params, self._memory.saved(), strict=True))
+        try:
+            return super().state_dict()
+        finally:
+            self._show_state()
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

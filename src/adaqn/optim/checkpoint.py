@@ -45,19 +45,17 @@ def check(
             )
         own = {name: shapes[index] for name, shapes in packed.items()}
         tensors = {name: ours for name, ours in own.items() if ours is not None}
-        expected = {*rows, *tensors, *numbers, "gram"}
-        missing, unknown = expected - set(entry), set(entry) - expected - {"accepted"}
+        expected = {*rows, *tensors, *numbers, "gram", "accepted"}
+        missing, unknown = expected - set(entry), set(entry) - expected
         if missing or unknown:
             raise ValueError(
                 f"the state of parameter {index} was saved by another method or with other options: "
                 f"missing {sorted(missing) or 'nothing'}, unknown {sorted(unknown) or 'nothing'}. Build the "
                 "optimizer with the options it was saved with, or start without its state"
             )
-        shapes = tensors | {name: (*prefix, *shape) for name, prefix in rows.items()}
+        shapes = tensors | {name: (*prefix, *shape) for name, prefix in rows.items()} | {"accepted": shape}
         (memory_size,) = rows["pairs_s"]
         shapes["gram"] = (memory_size, memory_size)
-        if "accepted" in entry:
-            shapes["accepted"] = shape
         for name, ours in shapes.items():
             is_vector = name in rows or name == "accepted"
             _check_tensor(index, name, entry[name], ours, len(rows.get(name, ())) if is_vector else None)
@@ -104,7 +102,7 @@ def _check_range(index: int, name: str, saved: Any, largest: int) -> None:
 
 def restore(memory: Memory, entries: list[Entry]) -> None:
     """Copy checked entries into the memory."""
-    if all("accepted" in entry for entry in entries):
+    if entries[0]["keeps_accepted"]:
         memory.keep_accepted()
     rows = memory.buffers.keys() - memory.packed.keys()
     for index, (entry, tensors) in enumerate(zip(entries, memory.per_parameter(), strict=True)):

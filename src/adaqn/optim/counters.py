@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-FORMAT = 2
+FORMAT = 3
 """Version of the saved state; raise it with any change, and migrate or refuse what is older."""
 
 
@@ -46,7 +46,10 @@ def migrated(entry: dict[str, Any]) -> dict[str, Any]:
     """The saved state of a parameter in today's format; what it cannot be brought to is left for the check to name.
 
     Format 1 knew no adaptive cycles, no rotating monitor's turn and no window of rejections: zero stands for each.
+    Formats 1 and 2 had an accepted average only where it was kept.
     """
-    if entry.get("format") == 1:
-        return {**dict.fromkeys(NEW_IN_2, 0), **entry, "format": FORMAT}
-    return entry
+    if entry.get("format") not in (1, 2):
+        return entry
+    kept = {"keeps_accepted": int("accepted" in entry)}
+    known = {"accepted": entry["anchor"]} if "anchor" in entry else {}
+    return {**dict.fromkeys(NEW_IN_2, 0), **kept, **known, **entry, "format": FORMAT}

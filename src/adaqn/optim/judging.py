@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,12 +26,7 @@ class JudgingOptimizer(HistoryOptimizer):
 
     def _judge(self, m: Memory, candidate: Tensor) -> tuple[Tensor | None, Tensor | None, bool]:
         """(losses at the candidate, at the anchor, is it rejected?) (l. 12)"""
-        if self._monitor is not None and self.options.acceptance is not None and hasattr(self._monitor, "advance"):
-            self._monitor.advance()  # D7: values are never compared across sets
-            self._anchor_losses = None
-            if isinstance(self._monitor, RotatingMonitor):
-                m.counters.monitor_position = self._monitor.position
-        is_number, is_monitored = self._settle(m, candidate)
+        is_number, is_monitored, rotates = self._settle(m, candidate)
         if not is_monitored:
             if self.options.acceptance is not None:
                 self._say(
@@ -54,20 +50,24 @@ class JudgingOptimizer(HistoryOptimizer):
             f"the monitor returned {mean_loss(new)} and, at {where}, {mean_loss(old)}: the monitoring batch or its "
             "loss is at fault, not the steps"
         )
-        if not hasattr(self._monitor, "advance") or not m.counters.started:
+        if not rotates or not m.counters.started:
             raise ValueError(message)
         self._say(message + "; such a set judges nothing")  # D7
         return new, old, False
 
-    def _settle(self, m: Memory, candidate: Tensor) -> tuple[bool, bool]:
-        """(Is the candidate finite? Is there a monitor in any process?), the same in all of them (D18)."""
-        size = size_of(candidate, m.flat.reduce)
+    def _settle(self, m: Memory, candidate: Tensor) -> tuple[bool, bool, bool]:
+        """(Is the candidate finite? Has any process a monitor? One that rotates?), the same in all of them (D18)."""
         watches = self._monitor is not None and self.options.acceptance is not None
-        rows = m.flat.processes.table(size, watches, self._remembers_anchor())
-        sizes, watching, remembering = zip(*rows, strict=True)
+        rotates = watches and hasattr(self._monitor, "advance")
+        error = self._turned(m) if rotates else None
+        about = (size_of(candidate, m.flat.reduce), m.flat.fingerprint(candidate), watches, rotates)
+        rows = m.flat.processes.agreed("the monitor", error, *about, self._remembers_anchor())
+        sizes, fingerprints, watching, rotating, remembering = zip(*rows, strict=True)
         is_number = all(map(math.isfinite, sizes))  # D13
         if is_number:
-            check_same_weights(sizes)
+            check_same_weights(sizes, fingerprints)
+            if len(set(sizes)) > 1 or len(set(fingerprints)) > 1:
+                self._adopt_first(m, candidate)
         if any(watching) and not all(watching) and isinstance(m.flat, FlatShards):
             raise RuntimeError(
                 f"process {watching.index(0.0)} has no monitor and another has one: an evaluation of sharded "
@@ -75,7 +75,26 @@ class JudgingOptimizer(HistoryOptimizer):
             )
         if not all(remembering):
             self._anchor_losses = None
-        return is_number, any(watching)
+        return is_number, any(watching), any(rotating)
+
+    def _turned(self, m: Memory) -> Exception | None:
+        """The next set of the monitor, as D7 wants it; the error if there is none, which all processes must know of."""
+        monitor: Any = self._monitor
+        try:
+            monitor.advance()
+        except Exception as error:
+            return error
+        self._anchor_losses = None  # values are never compared across sets
+        if isinstance(monitor, RotatingMonitor):
+            m.counters.monitor_position = monitor.position
+        return None
+
+    def _adopt_first(self, m: Memory, candidate: Tensor) -> None:
+        """Weights of processes that round differently drift apart: all go on from the first one's."""
+        weights = m.flat.gather(m.g) if m.master is None else m.master
+        for vector in (candidate, weights):
+            vector.copy_(m.flat.processes.first(vector))
+        m.set_weights(weights)
 
     def _losses_at(self, m: Memory, vector: Tensor) -> Tensor:
         monitor = self._monitor  # another process may have one and this one not

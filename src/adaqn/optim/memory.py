@@ -168,18 +168,40 @@ class Memory:
         return state
 
     def shown(self) -> list[dict[str, Any]]:
-        """The same as they are saved: what lies in parts on several processes as DTensors."""
-        rows = self.buffers.keys() - self.packed.keys()
+        """The same to look at: what lies in parts on several processes as DTensors."""
         return [
-            {name: self.flat_of(name).shown(i, tensor) if name in rows else tensor for name, tensor in entry.items()}
+            {name: self._shown(i, name, tensor) for name, tensor in entry.items()}
             for i, entry in enumerate(self.per_parameter())
         ]
+
+    def saved(self) -> list[dict[str, Any]]:
+        """All that is saved of each parameter.
+
+        There is always an accepted average, the anchor's in its place where none is kept: a checkpoint is loaded by
+        the names that a fresh optimizer has. In several processes the tensors are copies: torch sends and copies
+        whole tensors wrongly if they are views of larger ones.
+        """
+        entries = self.per_parameter()
+        for i, entry in enumerate(entries):
+            if self.accepted is None:
+                entry["accepted"] = entry["anchor"].clone()
+            for name, tensor in entry.items():
+                is_view = name != "gram" and self.flat.processes.count > 1
+                whole = tensor.clone(memory_format=torch.contiguous_format) if is_view else tensor
+                entry[name] = self._shown(i, name, whole)
+            entry.update(self.numbers(i))
+        return entries
+
+    def _shown(self, index: int, name: str, tensor: Tensor) -> Tensor:
+        is_vector = name != "gram" and name not in self.packed
+        return self.flat_of(name).shown(index, tensor) if is_vector else tensor
 
     def numbers(self, index: int) -> dict[str, float]:
         """The plain numbers of that parameter's state."""
         return {
             "format": FORMAT,
             **asdict(self.counters),
+            "keeps_accepted": int(self.accepted is not None),
             "window_count": self.average.count,
             "pairs_start": self.pairs.start,
             "pairs_size": len(self.pairs),
@@ -225,7 +247,7 @@ def layout(
 def number_names(scaling: Scaling, curvature: Curvature, momentum: Momentum | None = None) -> set[str]:
     """The plain numbers in the saved state of each parameter."""
     return {
-        *("format", "window_count", "pairs_start", "pairs_size"),
+        *("format", "keeps_accepted", "window_count", "pairs_start", "pairs_size"),
         *(field.name for field in fields(Counters)),
         *(f"curvature_{name}" for name in curvature.number_names),
         *(f"scaling_{name}" for name in scaling.number_names),

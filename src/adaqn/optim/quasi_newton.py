@@ -122,7 +122,8 @@ class QuasiNewton(DescendingOptimizer):
     def _first_evaluation(self, closure: Callable[[], Any] | None) -> Any:
         """Run the closure, if there is one, and let a curvature that compares gradients know it."""
         curvature = self.options.curvature
-        if isinstance(curvature, GradientDifference):
+        is_real = closure is not None or any(_is_nonzero(group["lr"]) for group in self.param_groups)
+        if isinstance(curvature, GradientDifference) and is_real:  # torch.distributed.checkpoint has no closure
             device = self._trainable()[0].device
             curvature.bind(closure, type(self).__name__, device, maximize=self.options.maximize)
         if closure is None:

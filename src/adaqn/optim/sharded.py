@@ -19,6 +19,9 @@ from adaqn.optim.distributed import Group, Processes, in_parts, is_dtensor, loca
 from adaqn.optim.flat import FlatParameters, as_real
 from adaqn.optim.model_curvature import BatchCurvature
 
+BUCKET = 8_000_000
+"""How many numbers are exchanged at a time: what is gathered lies in memory once more until it is copied."""
+
 
 class _FlatParts(FlatParameters):
     """What both have in common: products are sums over the processes, and what is saved is a DTensor."""
@@ -33,14 +36,18 @@ class _FlatParts(FlatParameters):
     def settle(self) -> Reduce:
         return self.reduce
 
+    def fingerprint(self, vector: Tensor) -> float:
+        return 0.0  # parts of a vector differ
+
     def held(self, index: int, saved: Tensor, view: Tensor) -> Tensor:
         ours = self.shown(index, view)
-        fitting = saved if saved.shape == ours.shape else saved.reshape(ours.shape)
+        if saved.shape != ours.shape:
+            saved = (saved.full_tensor() if is_dtensor(saved) else saved).reshape(ours.shape)  # type: ignore[attr-defined]
         if ours is view:
-            return fitting
+            return saved
         from adaqn.optim.dtensors import part_like
 
-        return part_like(fitting, ours)
+        return part_like(saved, ours)
 
 
 class FlatShards(_FlatParts):
@@ -83,6 +90,7 @@ class FlatSlices(_FlatParts):
         self._sent_as = dtypes.pop() if len(dtypes) == 1 else self.dtype
         ranks = range(self.processes.count)
         self._sizes = [[stop - start for start, stop in self._bounds(rank)] for rank in ranks]
+        self._buckets = buckets(self.whole_sizes, BUCKET)
 
     def parts(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         flattened = [as_real(tensor).reshape(-1) for tensor in tensors]
@@ -123,12 +131,15 @@ class FlatSlices(_FlatParts):
         """The parts of all processes into the whole tensors, which have this one's already."""
         if not isinstance(self.processes, Group):
             return
-        row = torch.zeros(max(map(sum, self._sizes)), dtype=dtype, device=self.device)
-        torch._foreach_copy_(list(torch.split(row[: self.n], self.sizes)), list(parts))
-        for rank, (theirs, sizes) in enumerate(zip(self.processes.gathered(row), self._sizes, strict=True)):
-            if rank != self.processes.rank:
-                targets = [w[start:stop] for w, (start, stop) in zip(wholes, self._bounds(rank), strict=True)]
-                torch._foreach_copy_(targets, list(torch.split(theirs[: sum(sizes)], sizes)))
+        for first, last in self._buckets:
+            row = torch.zeros(max(sum(sizes[first:last]) for sizes in self._sizes), dtype=dtype, device=self.device)
+            own = self._sizes[self.processes.rank][first:last]
+            torch._foreach_copy_(list(torch.split(row[: sum(own)], own)), list(parts[first:last]))
+            for rank, theirs in enumerate(self.processes.gathered(row)):
+                if rank != self.processes.rank:
+                    sizes, bounds = self._sizes[rank][first:last], self._bounds(rank)[first:last]
+                    targets = [w[start:stop] for w, (start, stop) in zip(wholes[first:last], bounds, strict=True)]
+                    torch._foreach_copy_(targets, list(torch.split(theirs[: sum(sizes)], sizes)))
 
     def _bounds(self, rank: int) -> list[tuple[int, int]]:
         return [slice_bounds(size, rank, self.processes.count) for size in self.whole_sizes]
@@ -171,6 +182,21 @@ def show(scaling: Scaling, g: Tensor, present: list[int]) -> None:
 def needs_matrices(scaling: Scaling) -> bool:
     """Does this H0 mix the numbers of a vector?"""
     return not scaling.elementwise or bool(scaling.tensor_shapes((2, 2)))
+
+
+def buckets(sizes: Sequence[int], most: int) -> list[tuple[int, int]]:
+    """Neighbours that are exchanged in one message, as (first, last + 1): of at most so many numbers, or alone.
+
+    >>> buckets([3, 4, 20, 1, 1], 8)
+    [(0, 2), (2, 3), (3, 5)]
+    """
+    found, first, total = [], 0, 0
+    for index, size in enumerate(sizes):
+        if index > first and total + size > most:
+            found.append((first, index))
+            first, total = index, 0
+        total += size
+    return [*found, (first, len(sizes))]
 
 
 def slice_bounds(size: int, rank: int, count: int) -> tuple[int, int]:
