@@ -24,7 +24,7 @@ AVAILABLE = dist.is_available()
 INDEPENDENT = "none"
 """The ``process_group`` of a process that trains a model of its own beside others."""
 SAME = 1e-3
-"""By how much of their norm weights may differ between processes before they are not the same weights."""
+"""By how much of their norm vectors may differ between processes before they are not the same ones."""
 
 
 class Processes:
@@ -196,15 +196,14 @@ def reshard(model: nn.Module | None) -> None:
                 module.reshard()
 
 
-def check_same_weights(sizes: Sequence[float], fingerprints: Sequence[float]) -> None:
-    """Have all processes the same candidate? Sums and averages over different weights would be nonsense.
+def check_same(fingerprints: Sequence[float], norms: Sequence[float]) -> None:
+    """Have all processes the same vector? Sums and averages over different weights would be nonsense.
 
-    Sizes are squares of norms. Two vectors that differ by d have fingerprints that differ by about ‖d‖.
+    Two vectors that differ by d have fingerprints that differ by about ‖d‖.
     """
-    spread, norm = max(fingerprints) - min(fingerprints), math.sqrt(max(sizes))
-    if max(sizes) - min(sizes) > SAME * max(sizes) or spread > SAME * norm:
+    if max(fingerprints) - min(fingerprints) > SAME * max(norms) or max(norms) - min(norms) > SAME * max(norms):
         raise RuntimeError(
-            "the weights differ between the processes, so their gradients were not averaged: wrap the model in "
-            "DistributedDataParallel or fully_shard, or give process_group='none' if each process trains a model of "
+            "the gradients or weights differ between the processes, so nobody averages their gradients: wrap the model "
+            "in DistributedDataParallel or fully_shard, or give process_group='none' if each process trains a model of "
             "its own"
         )

@@ -67,11 +67,14 @@ class FlatParameters:
         """What the view of a buffer takes from a saved tensor."""
         return saved.reshape(view.shape)
 
-    def fingerprint(self, vector: Tensor) -> float:
-        """A sum with alternating signs, by which whole vectors of several processes are told apart."""
+    def fingerprints(self, candidate: Tensor) -> tuple[float, float, float, float]:
+        """Of the candidate and of the gradients, by which processes see whether they have the same ones."""
         if self.processes.count == 1:
-            return 0.0
-        return float(vector[0::2].sum(dtype=torch.float64) - vector[1::2].sum(dtype=torch.float64))
+            return NO_PRINT * 2
+        return *fingerprint([candidate]), *self.print_of_gradients()
+
+    def print_of_gradients(self) -> tuple[float, float]:
+        return fingerprint([as_real(p.grad).reshape(-1) for p in self.params if p.grad is not None])
 
     def for_scaling(self, scaling: Scaling) -> FlatParameters:
         """The vectors that H0 learns from and is applied to."""
@@ -140,6 +143,18 @@ class FlatParameters:
             yield
         finally:
             self.scatter(backup)
+
+
+NO_PRINT = (0.0, 0.0)
+
+
+def fingerprint(vectors: Sequence[Tensor]) -> tuple[float, float]:
+    """(A sum with alternating signs, the norm): vectors that differ by d differ in the first by about ‖d‖."""
+    if not vectors:
+        return NO_PRINT
+    signed = [v[0::2].sum(dtype=torch.float64) - v[1::2].sum(dtype=torch.float64) for v in vectors]
+    norms = [torch.linalg.vector_norm(v, dtype=torch.float64) for v in vectors]
+    return float(torch.stack(signed).sum()), float(torch.stack(norms).norm())
 
 
 def check_one_device(params: Sequence[Tensor]) -> None:

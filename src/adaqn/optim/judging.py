@@ -12,7 +12,7 @@ from adaqn.core.acceptance import SMALLEST_MULTIPLIER, PairedTest, halves_step, 
 from adaqn.core.products import Reduce, local
 from adaqn.optim.base import HistoryOptimizer
 from adaqn.optim.buffers import BuffersSeen
-from adaqn.optim.distributed import check_same_weights
+from adaqn.optim.distributed import check_same
 from adaqn.optim.memory import Memory
 from adaqn.optim.monitor import RotatingMonitor, monitored_loss
 from adaqn.optim.sharded import FlatShards
@@ -60,13 +60,15 @@ class JudgingOptimizer(HistoryOptimizer):
         watches = self._monitor is not None and self.options.acceptance is not None
         rotates = watches and hasattr(self._monitor, "advance")
         error = self._turned(m) if rotates else None
-        about = (size_of(candidate, m.flat.reduce), m.flat.fingerprint(candidate), watches, rotates)
-        rows = m.flat.processes.agreed("the monitor", error, *about, self._remembers_anchor())
-        sizes, fingerprints, watching, rotating, remembering = zip(*rows, strict=True)
+        about = (size_of(candidate, m.flat.reduce), watches, rotates, self._remembers_anchor())
+        rows = m.flat.processes.agreed("the monitor", error, *about, *m.flat.fingerprints(candidate))
+        sizes, watching, rotating, remembering, *prints = zip(*rows, strict=True)
         is_number = all(map(math.isfinite, sizes))  # D13
         if is_number:
-            check_same_weights(sizes, fingerprints)
-            if len(set(sizes)) > 1 or len(set(fingerprints)) > 1:
+            of_weights, of_gradients = prints[:2], prints[2:]
+            check_same(*of_weights)
+            check_same(*of_gradients)
+            if any(len(set(values)) > 1 for values in of_weights):
                 self._adopt_first(m, candidate)
         if any(watching) and not all(watching) and isinstance(m.flat, FlatShards):
             raise RuntimeError(
@@ -90,9 +92,10 @@ class JudgingOptimizer(HistoryOptimizer):
         return None
 
     def _adopt_first(self, m: Memory, candidate: Tensor) -> None:
-        """Weights of processes that round differently drift apart: all go on from the first one's."""
+        """Weights of processes that round differently drift apart, and what H0 knows: the first one's for all."""
         weights = m.flat.gather(m.g) if m.master is None else m.master
-        for vector in (candidate, weights):
+        learnt = [buffer for name, buffer in m.buffers.items() if name.startswith(("scaling_", "momentum"))]
+        for vector in (candidate, weights, *learnt):
             vector.copy_(m.flat.processes.first(vector))
         m.set_weights(weights)
 

@@ -16,7 +16,7 @@ from adaqn.core.curvature import Curvature
 from adaqn.core.products import Reduce, local
 from adaqn.core.scaling import Scaling
 from adaqn.optim.distributed import Group, Processes, in_parts, is_dtensor, local_part, processes_for
-from adaqn.optim.flat import FlatParameters, as_real
+from adaqn.optim.flat import NO_PRINT, FlatParameters, as_real
 from adaqn.optim.model_curvature import BatchCurvature
 
 BUCKET = 8_000_000
@@ -36,8 +36,8 @@ class _FlatParts(FlatParameters):
     def settle(self) -> Reduce:
         return self.reduce
 
-    def fingerprint(self, vector: Tensor) -> float:
-        return 0.0  # parts of a vector differ
+    def fingerprints(self, candidate: Tensor) -> tuple[float, float, float, float]:
+        return *NO_PRINT, *self.print_of_gradients()  # parts of a candidate differ
 
     def held(self, index: int, saved: Tensor, view: Tensor) -> Tensor:
         ours = self.shown(index, view)
@@ -55,6 +55,9 @@ class FlatShards(_FlatParts):
 
     def parts(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return [as_real(local_part(tensor)) for tensor in tensors]
+
+    def print_of_gradients(self) -> tuple[float, float]:
+        return NO_PRINT  # parts, too
 
     def shown(self, index: int, view: Tensor) -> Tensor:
         from adaqn.optim.dtensors import sharded_like
