@@ -98,7 +98,7 @@ def full_state(kind, options):
 
 @pytest.mark.parametrize("kind, options", [("fsdp", {}), ("ddp", {}), ("ddp", {"shard_history": True})], ids=str)
 def test_the_whole_state_in_and_out(kind, options):
-    shape = (3, 25) if options else (3, 5, 5)
+    shape = (3, 45) if options else (3, 9, 5)
     assert run_processes(2, full_state, kind, options) == [(shape, True)] * 2
 
 
@@ -116,3 +116,97 @@ def initial_step(kind, options):
 @pytest.mark.parametrize("kind, options", [("fsdp", {}), ("ddp", {"shard_history": True})], ids=str)
 def test_the_initial_step_of_distributed_checkpoint_leaves_no_trace(kind, options):
     assert run_processes(2, initial_step, kind, options) == [True, True]
+
+
+def broadcast_from_the_first(kind, options):
+    """(How a run goes on, how one goes on that got its state from process 0)."""
+    net, opt = made(kind, **options)
+    problem.train(net, opt, SAVED)
+    whole = StateDictOptions(full_state_dict=True)
+    states = get_model_state_dict(net, options=whole), get_optimizer_state_dict(net, opt, options=whole)
+    states = copy.deepcopy(states)
+    expected = problem.train(net, opt, GOING_ON, start=SAVED)
+    net, opt = made(kind, **options)
+    first = torch.distributed.get_rank() == 0
+    sent = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(net, states[0] if first else {}, options=sent)
+    set_optimizer_state_dict(net, opt, states[1] if first else {}, options=sent)
+    return expected, problem.train(net, opt, GOING_ON, start=SAVED)
+
+
+@pytest.mark.parametrize(
+    "kind, options",
+    [("ddp", {}), ("ddp", {"preset": "kronecker"}), ("ddp", {"shard_history": True}), ("fsdp", {})],
+    ids=str,
+)
+def test_a_state_that_only_the_first_process_has(kind, options):
+    for expected, path in run_processes(2, broadcast_from_the_first, kind, options):
+        assert torch.equal(path, expected)
+
+
+def saved_in_the_background(kind, folder, options):
+    net, opt = made(kind, **options)
+    problem.train(net, opt, SAVED)
+    model_state, optimizer_state = get_state_dict(net, opt)
+    state = {"model": model_state, "optimizer": copy.deepcopy(optimizer_state)}
+    dcp.async_save(state, checkpoint_id=folder).result()
+    return problem.train(net, opt, GOING_ON, start=SAVED), opt.stats
+
+
+@pytest.mark.parametrize("kind, options", [("fsdp", {}), ("ddp", {"shard_history": True})], ids=str)
+def test_a_checkpoint_saved_in_the_background(kind, options, tmp_path):
+    (expected, _), *_ = run_processes(2, saved_in_the_background, kind, tmp_path, options)
+    for path, _ in run_processes(2, load, kind, tmp_path, options):
+        assert torch.equal(path, expected)
+
+
+def whole_into_slices():
+    net, opt = made("ddp")
+    problem.train(net, opt, SAVED)
+    whole = StateDictOptions(full_state_dict=True)
+    states = get_model_state_dict(net, options=whole), get_optimizer_state_dict(net, opt, options=whole)
+    states = copy.deepcopy(states)
+    expected = problem.train(net, opt, GOING_ON, start=SAVED)
+    net, opt = made("ddp", shard_history=True)
+    set_model_state_dict(net, states[0], options=whole)
+    set_optimizer_state_dict(net, opt, states[1], options=whole)
+    return expected, problem.train(net, opt, GOING_ON, start=SAVED)
+
+
+def test_a_whole_state_into_sharded_history():
+    for expected, path in run_processes(2, whole_into_slices):
+        assert torch.allclose(path, expected, rtol=0.0, atol=1e-9)
+
+
+def averaged(folder):
+    """(The accepted average when saved, the one loaded by a fresh optimizer, the step that a rollback leads to)."""
+    net, opt = made("ddp", curvature_eps=0.95)
+    problem.train(net, opt, 4)
+    early = folder / "early"
+    states = get_state_dict(net, opt)
+    dcp.save(dict(zip("mo", states, strict=True)), checkpoint_id=early)
+    with opt.averaged():
+        pass
+    step = 4
+    while not opt._memory.counters.skips_in_row:
+        problem.train(net, opt, 1, start=step)
+        step += 1
+    with opt.averaged():
+        expected = problem.vector(net.parameters())
+    dcp.save(dict(zip("mo", get_state_dict(net, opt), strict=True)), checkpoint_id=folder / "late")
+    fresh, other = made("ddp", curvature_eps=0.95)
+    state = dict(zip("mo", get_state_dict(fresh, other), strict=True))
+    dcp.load(state, checkpoint_id=folder / "late")
+    set_state_dict(fresh, other, model_state_dict=state["m"], optim_state_dict=state["o"])
+    with other.averaged():
+        found = problem.vector(fresh.parameters())
+    state = dict(zip("mo", get_state_dict(net, opt), strict=True))
+    dcp.load(state, checkpoint_id=early)
+    set_state_dict(net, opt, model_state_dict=state["m"], optim_state_dict=state["o"])
+    return expected, found, opt.stats.steps
+
+
+def test_the_accepted_average_is_part_of_a_checkpoint(tmp_path):
+    for expected, found, steps in run_processes(2, averaged, tmp_path):
+        assert torch.equal(found, expected)
+        assert steps == 4
