@@ -1,6 +1,6 @@
 """AdaQN under FSDP2 (fully_shard), with a checkpoint that any number of processes can load.
 
-torchrun --nproc-per-node 2 examples/fsdp2.py checkpoint
+torchrun --nproc-per-node 2 examples/fsdp2.py [checkpoint]
 """
 
 import sys
@@ -55,4 +55,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "checkpoint"))

@@ -337,3 +337,12 @@ def test_a_negative_lr_set_later_is_one_error():
         opt.step()
     assert opt.stats.steps == 0
     assert not opt.state
+
+
+def test_parameters_that_never_have_a_gradient_are_said_once():
+    """As those from before fully_shard, which puts others in their place."""
+    opt = AdaQN([torch.nn.Parameter(torch.ones(2))])
+    with pytest.warns(UserWarning, match="no parameter had a gradient in 10 steps in a row") as said:
+        for _ in range(40):
+            opt.step()
+    assert len(said) == 1

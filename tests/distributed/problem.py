@@ -19,7 +19,7 @@ OPTIONS = {
         "preset": "modern", "lr": 0.2, "fisher_size": 7, "cycle_length": "auto", "max_cycle_length": 4,
         "paired_level": 1.0, "curvature_eps": 0.7,
     },
-    "kronecker": {"preset": "kronecker", "lr": 0.4, "fisher_size": 7, "cycle_length": 3, "curvature_eps": 0.3},
+    "kronecker": {"preset": "kronecker", "lr": 0.1, "fisher_size": 7, "cycle_length": 3, "curvature_eps": 0.6},
 }  # fmt: skip
 """Step sizes and tests such that cycles are stored, skipped and rejected."""
 

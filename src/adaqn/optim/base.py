@@ -32,6 +32,8 @@ from adaqn.optim.sharded import FlatShards, check_parts, flat_parameters
 from adaqn.optim.size import plan_of, size_of_state
 from adaqn.optim.warm_start import check_source, fill_scaling, source_states
 
+IDLE_WARNING = 10
+"""Steps in a row in which no parameter had a gradient, after which a warning says so."""
 UNSTORED_WARNING = 50
 """Cycles in a row without a stored pair after which a warning says that only H0 is at work."""
 
@@ -59,6 +61,7 @@ class HistoryOptimizer(Optimizer):
         self._anchor_losses: Tensor | None = None
         self._said: set[str] = set()
         self._averaging = False
+        self._idle_steps = 0
         self.recent: deque[CycleEvent] = deque(maxlen=RECENT)
         """The last cycles, for :meth:`explain`; not saved: after loading a state it starts anew."""
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
@@ -291,7 +294,7 @@ class HistoryOptimizer(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         # torch's own leaves out whatever a subclass adds; what schedulers patch in must stay out.
-        own = ("options", "_memory", "_monitor", "_anchor_losses", "_said", "_averaging", "recent")
+        own = ("options", "_memory", "_monitor", "_anchor_losses", "_said", "_averaging", "_idle_steps", "recent")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in own}, "_averaging": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -306,6 +309,15 @@ class HistoryOptimizer(Optimizer):
         if message not in self._said:
             self._said.add(message)
             warnings.warn(message, stacklevel=frames_to_caller())
+
+    def _note_no_gradient(self) -> None:
+        self._idle_steps += 1
+        if self._idle_steps == IDLE_WARNING:
+            self._say(
+                f"no parameter had a gradient in {IDLE_WARNING} steps in a row, so nothing is trained: are these the "
+                "parameters of the model that is? fully_shard and load_state_dict(assign=True) put others in their "
+                "place; make the optimizer afterwards"
+            )
 
     def _count(self, m: Memory, outcome: Outcome) -> None:
         c = m.counters

@@ -38,7 +38,9 @@ class QuasiNewton(DescendingOptimizer):
             raise RuntimeError("step() was called inside averaged(): leave the block first")
         loss = self._first_evaluation(closure)
         if all(p.grad is None for group in self.param_groups for p in group["params"]):
+            self._note_no_gradient()
             return loss
+        self._idle_steps = 0
         self._check_step_sizes()
         m = self._current_memory()
         if m.counters.steps == 0 and m.counters.cycles == 0:
