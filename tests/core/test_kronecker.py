@@ -103,6 +103,23 @@ def test_an_average_without_meaning_leaves_the_basis_as_it_is(value):
     assert torch.equal(first_basis(torch.full((4, 4), value)).abs().sum(0), torch.ones(4))
 
 
+@pytest.mark.parametrize("rank", [1, 3, 6])
+def test_rounding_does_not_choose_the_basis(rank):
+    """D22: gradients of low rank leave directions open, and their last digits must not decide what is taken there."""
+    generator = torch.Generator().manual_seed(rank)
+    plain, rounded = (built(Kronecker(refresh=2), [(6, 9)]) for _ in range(2))
+    for _ in range(12):
+        G = torch.randn(6, rank, dtype=torch.float64, generator=generator)
+        G = (G @ torch.randn(rank, 9, dtype=torch.float64, generator=generator)).reshape(-1)
+        plain.update(G)
+        rounded.update(G * (1.0 + 1e-15 * torch.randn(54, dtype=torch.float64, generator=generator)))
+        v = torch.randn(54, dtype=torch.float64, generator=generator)
+        expected, found = (scaling.apply(v, torch.empty_like(v)) for scaling in (plain, rounded))
+        assert relative_error(found, expected) < 1e-6
+    for ours, theirs in zip(bases(plain), bases(rounded), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0.0, atol=1e-6)
+
+
 def test_a_basis_that_is_missing_is_the_identity():
     v, Q = torch.randn(3, 4, dtype=torch.float64), torch.linalg.qr(torch.randn(4, 4, dtype=torch.float64)).Q
     eye = torch.eye(3, dtype=torch.float64)
