@@ -243,7 +243,7 @@ CASES = {
         (
             lambda: healthy(60, monitor=upside_down),
             r"12 of 12 cycles rejected \(100 %\), and nothing was accepted",
-            "lower lr.*to be made small",
+            "to be made small",
             well_as_printed,
         ),
     ],
@@ -259,10 +259,16 @@ CASES = {
     "steps-smallest": [
         (
             lambda: healthy(30, monitor=upside_down, cycle_length=1),
-            "not rejected for its length",
+            "rejected all the same: probably not for their length",
             "look at the monitor",
             well_as_printed,
-        )
+        ),
+        (
+            lambda: healthy(200, monitor=upside_down),
+            "rejected all the same: probably not for their length",
+            "look at the monitor",
+            well_as_printed,
+        ),
     ],
     "accepted-rise": [
         (
@@ -452,7 +458,7 @@ CASES = {
     "wide-layers": [
         (
             lambda: wide(100),
-            r"1 matrix with a side longer than 64 \(3 × 100 the widest\) have no basis",
+            r"1 matrix with a side longer than 64 \(3 × 100 the widest\) has no basis",
             r"Kronecker\(max_dimension=100\) gives them one for 20,000 more numbers.*preset=\"modern\"",
             lambda: wide(64),
         )
@@ -574,7 +580,7 @@ def test_after_loading_a_state_the_totals_are_known_and_the_new_cycles_and_it_sa
     run(other, model, problem, range(100, 110))
     found = other.explain()
     assert "110 steps, 22 cycles" in found.summary[0]
-    assert found.summary[1] == "only 2 cycles known one by one: the others came before a state was loaded"
+    assert found.summary[1] == "2 cycles known one by one: the others came before a state was loaded"
     run(other, model, problem, range(110, 110 + 5 * RECENT))
     assert not record_of(other).forgotten
     assert len(other.recent) == RECENT
@@ -606,3 +612,18 @@ def test_groups_of_several_step_sizes_are_told_as_a_range():
     opt = AdaQN([{"params": w[:1]}, {"params": w[1:], "lr": torch.tensor(0.25)}], lr=0.5, acceptance="none")
     assert "lr=0.25 to 0.5" in opt.explain().summary[0]
     assert opt.explain().as_dict()["findings"][0]["name"] == "no-step"
+
+
+def test_the_end_of_a_schedule_is_no_alarm():
+    opt = healthy()
+    for group in opt.param_groups:
+        group["lr"] = 0.0
+    explanation = opt.explain()
+    assert explanation.is_well
+    assert "lr is 0 now: its schedule has come to an end" in str(explanation)
+
+
+def test_a_monitor_with_the_wrong_sign_is_never_met_with_a_lower_lr():
+    explanation = str(healthy(200, monitor=upside_down).explain())
+    assert "look at the monitor" in explanation
+    assert not re.search(r"lower lr|paired_level", explanation)

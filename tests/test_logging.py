@@ -11,7 +11,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
-from adaqn import OLBFGS, Outcome
+from adaqn import OLBFGS, AdaQN, Outcome
 from adaqn.integrations.cycle_log import CycleLog
 from adaqn.integrations.tensorboard import TensorBoardLogger
 from oracles import NoisyValley, Vector, as_printed, quiet, run
@@ -182,3 +182,18 @@ def test_importing_adaqn_needs_torch_alone_and_a_missing_tensorboard_is_named(mo
 def test_what_is_neither_folder_nor_writer_is_refused():
     with pytest.raises(TypeError, match="target must be a folder or a SummaryWriter, got 5"):
         TensorBoardLogger(5)
+
+
+def test_a_fresh_run_leaves_the_curves_of_another_writer_in_its_folder(tmp_path):
+    w = torch.nn.Parameter(torch.ones(3))
+    writer, logger = SummaryWriter(tmp_path), TensorBoardLogger(tmp_path)
+    opt = AdaQN([w], acceptance="none", on_cycle=logger)
+    for step in range(12):
+        writer.add_scalar("loss", step, step)
+        opt.zero_grad()
+        w.square().sum().backward()
+        opt.step()
+    writer.close()
+    logger.flush()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert [event.step for event in events.Scalars("loss")] == list(range(12))

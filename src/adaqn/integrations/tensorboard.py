@@ -17,9 +17,9 @@ class TensorBoardLogger:
     """An ``on_cycle`` that writes one scalar per number of :meth:`adaqn.CycleEvent.as_dict`.
 
     The horizontal axis is the number of steps that the optimizer has made, which is saved with its state. Given a
-    folder, a resumed run hides what an interrupted one has written there beyond the checkpoint; a writer of your own
-    does that by its ``purge_step``. A copy of the logger, as in a copied optimizer, opens a file of its own in the
-    same folder.
+    folder, a resumed run hides what an interrupted one has written there beyond the checkpoint, whoever wrote it; a
+    writer of your own does that by its ``purge_step``. A copy of the logger, as in a copied optimizer, opens a file of
+    its own in the same folder.
 
     Args:
         target: a folder, or a ``torch.utils.tensorboard.SummaryWriter`` of yours, which stays yours to close.
@@ -38,8 +38,11 @@ class TensorBoardLogger:
         else:
             raise TypeError(f"target must be a folder or a SummaryWriter, got {target!r}")
         self._cycles = CycleLog(self._write, every=every, prefix=prefix)
+        self._resumed: bool | None = None
 
     def __call__(self, event: CycleEvent) -> None:
+        if self._resumed is None:
+            self._resumed = event.cycle > 1
         self._cycles(event)
 
     def flush(self) -> None:
@@ -49,7 +52,7 @@ class TensorBoardLogger:
 
     def _write(self, values: dict[str, float], *, step: int) -> None:
         if self._writer is None:
-            self._writer = writer_class()(self.folder, purge_step=step)
+            self._writer = writer_class()(self.folder, purge_step=step if self._resumed else None)
             weakref.finalize(self, self._writer.close)  # what is waiting to be written is lost otherwise
         for name, value in values.items():
             self._writer.add_scalar(name, value, global_step=step)

@@ -59,7 +59,7 @@ class Explanation:
         return all(finding.severity == NOTE for finding in self.findings)
 
     def __str__(self) -> str:
-        end = ("nothing to change",) if self.is_well else ()
+        end = () if any(finding.change for finding in self.findings) else ("nothing to change",)
         return "\n".join((*self.summary, *map(str, self.findings), *end))
 
     def as_dict(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def _summary(record: Record) -> list[str]:
         lines.insert(1, f"{span(record)}: {of_each}")
     if record.forgotten:
         lines.insert(
-            1, f"only {times(len(record.cycles), 'cycle')} known one by one: the others came before a state was loaded"
+            1, f"{times(len(record.cycles), 'cycle')} known one by one: the others came before a state was loaded"
         )
     losses = [
         c.candidate_loss for c in record.cycles if c.candidate_loss is not None and math.isfinite(c.candidate_loss)

@@ -94,7 +94,7 @@ class QuasiNewton(DescendingOptimizer):
         if math.isfinite(size):
             c.nonfinite_in_row = 0
             # torch.distributed.checkpoint makes state by a call without gradient and lr; it must leave no trace.
-            return size > 0.0 or any(_is_nonzero(group["lr"]) for group in self.param_groups)
+            return size > 0.0 or self._moves()
         if self.options.on_nonfinite == "raise":
             raise FloatingPointError("the gradient holds inf or nan; nothing was changed (on_nonfinite='raise')")
         c.nonfinite += 1  # D9
@@ -112,6 +112,10 @@ class QuasiNewton(DescendingOptimizer):
             self._tell(m, Outcome.REJECTED)
         return False
 
+    def _moves(self) -> bool:
+        """Has any group a step size? That call of torch.distributed.checkpoint has none, and no closure either."""
+        return any(_is_nonzero(group["lr"]) for group in self.param_groups)
+
     def _weights_are_finite(self, m: Memory) -> bool:
         lost = sum(not w.isfinite().all() for w in m.weights())
         return float(m.flat.reduce(torch.tensor([lost], dtype=torch.float64, device=m.g.device))) == 0.0
@@ -124,8 +128,7 @@ class QuasiNewton(DescendingOptimizer):
     def _first_evaluation(self, closure: Callable[[], Any] | None) -> Any:
         """Run the closure, if there is one, and let a curvature that compares gradients know it."""
         curvature = self.options.curvature
-        is_real = closure is not None or any(_is_nonzero(group["lr"]) for group in self.param_groups)
-        if isinstance(curvature, GradientDifference) and is_real:  # torch.distributed.checkpoint has no closure
+        if isinstance(curvature, GradientDifference) and (closure is not None or self._moves()):
             device = self._trainable()[0].device
             curvature.bind(closure, type(self).__name__, device, maximize=self.options.maximize)
         if closure is None:

@@ -32,6 +32,8 @@ def no_cycle(record: Record) -> Finding | None:
 def no_step_size(record: Record) -> Finding | None:
     if any(record.settings.lr) or not record.stats.steps:
         return None
+    if any(cycle.ss for cycle in record.cycles):
+        return Finding("lr-zero", NOTE, "lr is 0 now: its schedule has come to an end, and the weights stay", "")
     return Finding(
         "lr-zero",
         WARNING,

@@ -48,7 +48,7 @@ def wide_layers(record: Record) -> Finding | None:
         "wide-layers",
         NOTE,
         f"{count} with a side longer than {s.max_dimension:,} "
-        f"({p:,} × {q:,} the widest) have no basis along it"
+        f"({p:,} × {q:,} the widest) {'has' if len(s.wide) == 1 else 'have'} no basis along it"
         + (f", and {diagonal} of them Adam's diagonal" if diagonal else ""),
         f"scaling=Kronecker(max_dimension={max(p, q)}) gives them one for {bases:,} more numbers; if most of the "
         'weights are in them, preset="modern" costs less for the same',

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from adaqn.core.acceptance import SMALLEST_MULTIPLIER, STEP_RECOVERY
+from adaqn.core.acceptance import STEP_RECOVERY
 from adaqn.core.outcome import Outcome
 from adaqn.optim.events import CycleEvent
 from adaqn.optim.findings.finding import (
@@ -32,6 +32,8 @@ SLOW_CYCLES = 20
 NEARLY_ALL = 0.9
 ONE_HALVING, TWO_HALVINGS = 0.4, 0.2
 """One is what the rule is for; after three lr is plainly too large."""
+MANY_HALVINGS = 2.0**-8
+"""Steps so much shorter that their length is hardly the reason for a rejection."""
 LOOK_AT_MONITOR = (
     "look at the monitor: does it return a loss of this model, to be made small, on training data, without randomness?"
 )
@@ -46,9 +48,11 @@ def many_rejected(record: Record) -> Finding | None:
     by = "" if rise is None else f"; the monitored loss had {growth(rise)} in the median"
     nothing = "" if len(rejected) < len(record.cycles) else ", and nothing was accepted"
     change = f"lower lr, now {step_size(record, record.stats.step_multiplier)}"
-    if rise is not None and rise < SMALL_RISE:
+    if _is_hopeless(record):
+        change = f"if such steps are small for this model, {LOOK_AT_MONITOR}"
+    elif rise is not None and rise < SMALL_RISE:
         change += ", or enlarge the monitoring set" + _other_test(record)
-    if len(rejected) == len(record.cycles):
+    if len(rejected) == len(record.cycles) and not _is_hopeless(record):
         change += f"; {LOOK_AT_MONITOR}"
     return Finding(
         "many-rejected", WARNING, f"{len(rejected)} of {among(record)} rejected ({percent(share)}){nothing}{by}", change
@@ -72,11 +76,11 @@ def steps_shrunk(record: Record) -> Finding | None:
     what = (
         f"repeated rejections have shrunk the steps to {percent(multiplier)} of lr={step_size(record)}, that is {now}"
     )
-    if multiplier <= SMALLEST_MULTIPLIER * STEP_RECOVERY**FEWEST_CYCLES:
+    if _is_hopeless(record):
         return Finding(
             "steps-smallest",
             WARNING,
-            f"{what}: what is rejected there is not rejected for its length",
+            f"{what}, and cycles are rejected all the same: probably not for their length",
             LOOK_AT_MONITOR,
         )
     return Finding(
@@ -97,6 +101,13 @@ def accepted_rise(record: Record) -> Finding | None:
     if rise is None or rise < ACCEPTED_RISE or worse <= len(accepted) / 2:
         return None
     s = record.settings
+    if record.count(Outcome.REJECTED) >= MANY_REJECTED * len(record.cycles):
+        return Finding(
+            "accepted-rise",
+            WARNING,
+            f"the monitored loss got worse by {percent(rise)} in {span(record)}, though so many were rejected",
+            LOOK_AT_MONITOR,
+        )
     stricter = "" if s.reject_factor is None else f", or a reject_factor below {s.reject_factor:g}"
     if s.acceptance == "paired" and s.paired_level is not None and any(c.examples for c in accepted):
         stricter = f", or a paired_level below {s.paired_level:g}"
@@ -129,6 +140,13 @@ def slow(record: Record) -> Finding | None:
         f"if it should still go far, try lr={step_size(record, 3.0)}, three times as much: what is too large is "
         "rejected",
     )
+
+
+def _is_hopeless(record: Record) -> bool:
+    """Are steps that were halved again and again still rejected?"""
+    latest = record.cycles[-10:]
+    rejected = sum(cycle.outcome is Outcome.REJECTED for cycle in latest)
+    return record.stats.step_multiplier <= MANY_HALVINGS and rejected >= MANY_REJECTED * len(latest)
 
 
 def _is_judged(cycle: CycleEvent) -> bool:
