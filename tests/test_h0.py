@@ -64,7 +64,7 @@ def test_without_pairs_it_is_soap_without_momentum():
         w.grad = G.clone()
         opt.step()
         opt.param_groups[0]["lr"] = 0.01
-        torch.testing.assert_close(w.detach(), soap.W, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(w.detach(), soap.W, rtol=1e-5, atol=1e-5)  # D22 shifts L and R by 1e-6
     assert opt.stats.stored == 0
 
 

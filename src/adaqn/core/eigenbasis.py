@@ -97,8 +97,7 @@ def next_basis(average: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
     quotients = (basis * product).sum(0)
     smallest = FLOOR * quotients.max()
     order = torch.maximum(quotients, smallest).argsort(descending=True, stable=True)
-    held = torch.where(quotients < smallest, smallest, torch.zeros_like(smallest))
-    Q = torch.linalg.qr(torch.addcmul(product, basis, held)[:, order]).Q
+    Q = torch.linalg.qr(torch.addcmul(product, basis, smallest)[:, order]).Q
     usable = Q.isfinite().all() & product.any()
     return torch.where(usable, Q, basis), torch.where(usable, order, torch.arange(len(order), device=order.device))
 
