@@ -17,7 +17,8 @@ from adaqn.experiments.study.summary import YARDSTICK, Line, mean_text, mean_tra
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
 DECADES_APART = 30.0
 """Losses that fall by more than this factor are drawn on a logarithmic axis."""
-STYLES = {"adaqn-paper": ":", "adaqn-modern": "--"}
+STYLES = {"adaqn-paper": ":", "adaqn-modern": "--", "adamw": "--", "shampoo": "-.", "nag": "-."}
+"""Beside the colours, of which there are fewer than methods."""
 
 
 def write_page(found: dict[str, list[Line]], page: Path) -> list[Path]:
@@ -82,14 +83,15 @@ def section(of_cell: list[Line], picture: Path) -> str:
 
 
 def draw(of_cell: list[Line], stem: Path) -> list[Path]:
-    """Mean test loss by step and by time, with the range over the seeds."""
-    timed = all(line.milliseconds is not None for line in of_cell)
+    """Mean test loss by step and, of those methods that were timed, by time, with the range over the seeds."""
+    timed = any(line.milliseconds is not None for line in of_cell)
     figure, axes = plt.subplots(1, 2 if timed else 1, figsize=(11 if timed else 6, 4.2), sharey=True, squeeze=False)
     lowest = min(line.mean for line in of_cell)
     for line in of_cell:
         steps, mean = map(np.array, zip(*mean_trace(line.runs), strict=True))
         values = np.array([run["trace"]["test_loss"] for run in line.runs], dtype=float)
-        for ax, factor in zip(axes[0], (1.0, (line.milliseconds or 0.0) / 1e3), strict=False):
+        factors = (1.0,) if line.milliseconds is None else (1.0, line.milliseconds / 1e3)
+        for ax, factor in zip(axes[0], factors, strict=False):
             ax.plot(
                 steps * factor, mean, STYLES.get(line.method, "-"), color=plots.colour(line.method), linewidth=1.6,
                 label=f"{line.label}  {mean_text(line.test)}",
