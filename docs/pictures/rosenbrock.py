@@ -49,12 +49,17 @@ def noisy_batches() -> list[tuple[Tensor, Tensor]]:
     return [(torch.zeros(32, 1), part) for part in noise.split(32)]
 
 
-def loss_fn(output: Tensor, target: Tensor) -> Tensor:
-    return (output - target).square().sum(1).mean()
-
-
 def each_loss(output: Tensor, target: Tensor) -> Tensor:
     return (output - target).square().sum(1)
+
+
+def loss_fn(output: Tensor, target: Tensor) -> Tensor:
+    return each_loss(output, target).mean()
+
+
+def everything() -> tuple[Tensor, Tensor]:
+    x, target = zip(*noisy_batches(), strict=True)
+    return torch.cat(x), torch.cat(target)
 
 
 @dataclass(frozen=True)
@@ -67,13 +72,11 @@ class Method:
 
 
 def monitor(model: Rosenbrock) -> Monitor:
-    x, y = zip(*noisy_batches(), strict=True)
-    return Monitor(model, each_loss, (torch.cat(x), torch.cat(y)))
+    return Monitor(model, each_loss, everything())
 
 
 def sqn(model: Rosenbrock, lr: float) -> SQN:
-    x, y = zip(*noisy_batches(), strict=True)
-    return SQN(model.parameters(), lr, curvature=HessianProduct(model, loss_fn, [(torch.cat(x), torch.cat(y))]))
+    return SQN(model.parameters(), lr, curvature=HessianProduct(model, loss_fn, [everything()]))
 
 
 METHODS = [

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+import stopping
 from typer.testing import CliRunner
 
 from adaqn.experiments.commands import app
@@ -62,12 +63,8 @@ def said_of(folder, options):
 def test_a_run_that_was_killed_and_resumed_is_explained_like_one_that_was_not(tmp_path):
     whole = run_one(SMALL, tmp_path / "whole")
 
-    def interrupt(progress):
-        if progress.step == 33:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        run_one(SMALL, tmp_path / "stopped", None, interrupt)
+        run_one(SMALL, tmp_path / "stopped", None, stopping.at_step(33))
     assert "not finished" in shown(tmp_path / "stopped").output
     assert "33 steps, 6 cycles" in shown(tmp_path / "stopped").output
     run_one(SMALL, tmp_path / "stopped")

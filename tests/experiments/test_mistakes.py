@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 
 import pytest
+import stopping
 import torch
 from filelock import FileLock
 from typer.testing import CliRunner
@@ -57,12 +58,8 @@ def test_an_interrupt_at_an_evaluation_loses_nothing(tmp_path, stop):
     config = replace(SMALL, optimizer="adam")
     whole = run_one(config, tmp_path / "whole")
 
-    def interrupt(progress):
-        if progress.step == stop:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        run_one(config, tmp_path / "stopped", None, interrupt)
+        run_one(config, tmp_path / "stopped", None, stopping.at_step(stop))
     same_run(whole, run_one(config, tmp_path / "stopped"))
 
 
@@ -144,12 +141,8 @@ def test_rivals_from_another_package_resume_with_the_same_bits(tmp_path, optimiz
     config = replace(SMALL, optimizer=optimizer)
     whole = run_one(config, tmp_path / "whole")
 
-    def interrupt(progress):
-        if progress.step == 13:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        run_one(config, tmp_path / "stopped", None, interrupt)
+        run_one(config, tmp_path / "stopped", None, stopping.at_step(13))
     resumed = run_one(config, tmp_path / "stopped")
     assert [r["test_loss"] for r in resumed.metrics] == [r["test_loss"] for r in whole.metrics]
 

@@ -12,6 +12,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+import stopping
 import torch
 
 from adaqn import PRESETS
@@ -118,12 +119,8 @@ def test_a_resumed_run_has_the_same_bits(tmp_path, optimizer, carry_state):
         run = Run(config, folder)
         run.begin()
 
-        def interrupt(progress, stop=stop):
-            if progress.step == stop:
-                raise KeyboardInterrupt
-
         with pytest.raises(KeyboardInterrupt):
-            run.train(interrupt)
+            run.train(stopping.at_step(stop))
         resumed = run_one(config, folder)
         assert without_time(resumed.metrics) == without_time(whole.metrics)
         expected = weights(tmp_path / "whole")

@@ -34,12 +34,12 @@ class Kronecker(Adam):
     Where it differs from SOAP: there is no first moment (that is the optimizer's business); SOAP makes no step with
     the very first gradient, from which its first basis comes, and this is Adam's diagonal for that one step; ε is
     added after the bias correction, as in torch's Adam; more than two dimensions are flattened instead of having a
-    basis each; a refresh from averages that are zero or overflowed is left out; what gradients
-    say nothing of has a basis by rule instead of rounding errors, for a shift of L and R by 1e-6 of their largest
-    eigenvalue (D22); √V̂ + ε is at least 128 units of
-    rounding of its norm, without which float32 weights drift along directions that no gradient has. The decay
-    and ε are those of the public programs; the paper's text was not at hand to check. ``refresh`` is 10 in one of them
-    and 2 in another, and 5 did better than 10 here (``experiments/LOG.md``); ``max_dimension`` is 10000 in both.
+    basis each; a refresh from averages that are zero or overflowed is left out; what gradients say nothing of has a
+    basis by rule instead of rounding errors, for a shift of L and R by 1e-6 of their largest eigenvalue (D22); √V̂ + ε
+    is at least 128 units of rounding of its norm, without which float32 weights drift along directions that no
+    gradient has. The decay and ε are those of the public programs; the paper's text was not at hand to check.
+    ``refresh`` is 10 in one of them and 2 in another, and 5 did better than 10 here (``experiments/LOG.md``);
+    ``max_dimension`` is 10000 in both.
 
     Cost per p × q matrix: 2p² + 2q² numbers beside V (L, R and the bases). Each gradient and each application
     take four products of matrices, 4pq(p + q) operations, and two temporaries of its size; a refresh takes about

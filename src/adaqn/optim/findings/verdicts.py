@@ -47,13 +47,14 @@ def many_rejected(record: Record) -> Finding | None:
     rise = middle([record.rise(cycle) for cycle in rejected])
     by = "" if rise is None else f"; the monitored loss had {growth(rise)} in the median"
     nothing = "" if len(rejected) < len(record.cycles) else ", and nothing was accepted"
-    change = f"lower lr, now {step_size(record, record.stats.step_multiplier)}"
     if _is_hopeless(record):
         change = f"if such steps are small for this model, {LOOK_AT_MONITOR}"
-    elif rise is not None and rise < SMALL_RISE:
-        change += ", or enlarge the monitoring set" + _other_test(record)
-    if len(rejected) == len(record.cycles) and not _is_hopeless(record):
-        change += f"; {LOOK_AT_MONITOR}"
+    else:
+        change = f"lower lr, now {step_size(record, record.stats.step_multiplier)}"
+        if rise is not None and rise < SMALL_RISE:
+            change += ", or enlarge the monitoring set" + _other_test(record)
+        if len(rejected) == len(record.cycles):
+            change += f"; {LOOK_AT_MONITOR}"
     return Finding(
         "many-rejected", WARNING, f"{len(rejected)} of {among(record)} rejected ({percent(share)}){nothing}{by}", change
     )
