@@ -99,11 +99,21 @@ def test_a_figure_is_tuned_run_drawn_and_its_runs_are_reused(tmp_path):
 
 @needs_data
 @pytest.mark.parametrize(
-    ("name", "runs"),
-    [("lm", 18), ("memory", 6), ("lstm", 9), ("mnist", 3), ("ablation", 10), ("sensitivity", 36), ("robustness", 56)],
+    ("name", "panels", "runs"),
+    [
+        ("lm", (), 18),
+        ("memory", (), 6),
+        ("lstm", (), 9),
+        ("mnist", (), 3),
+        ("ablation", (), 10),
+        ("sensitivity", (), 36),
+        ("robustness", ("Dickens",), 28),
+        pytest.param("robustness", (), 56, marks=pytest.mark.slow),
+    ],
 )
-def test_each_figure_is_drawn_from_real_runs(name, runs, tmp_path):
-    done = json.loads(run(name, "--epochs", 0.02, "--seeds", 1, "--out", tmp_path, "--json").stdout)
+def test_each_figure_is_drawn_from_real_runs(name, panels, runs, tmp_path):
+    only = [word for panel in panels for word in ("--panel", panel)]
+    done = json.loads(run(name, *only, "--epochs", 0.02, "--seeds", 1, "--out", tmp_path, "--json").stdout)
     assert len(done["rows"]) == runs
     assert all(math.isfinite(row["valid_loss"]["mean"]) for row in done["rows"])
     assert (tmp_path / f"{name}-quick-part.png").stat().st_size > 10_000

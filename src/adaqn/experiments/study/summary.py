@@ -115,12 +115,15 @@ def mean_trace(runs: list[dict[str, Any]], key: str = "test_loss") -> list[tuple
 def loss_text(value: float) -> str:
     """Three decimals, or two digits where that would be nothing.
 
-    >>> loss_text(1.6789), loss_text(0.000123), loss_text(float("inf"))
-    ('1.679', '0.00012', 'diverged')
+    >>> loss_text(1.6789), loss_text(0.0801), loss_text(0.000096), loss_text(float("inf"))
+    ('1.679', '0.080', '0.000096', 'diverged')
     """
     if not math.isfinite(value):
         return "diverged"
-    return f"{value:.3f}" if abs(value) >= 0.1 or value == 0.0 else f"{float(f'{value:.2g}'):f}".rstrip("0")
+    if abs(value) >= 0.1 or value == 0.0:
+        return f"{value:.3f}"
+    exponent = int(f"{value:.1e}".partition("e")[2])
+    return f"{value:.{1 - exponent}f}"
 
 
 def mean_text(values: list[float]) -> str:
