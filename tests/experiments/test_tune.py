@@ -13,10 +13,12 @@ import pytest
 
 from adaqn.experiments.config import RunConfig
 from adaqn.experiments.errors import UserError
+from adaqn.experiments.grids import configured, grid
 from adaqn.experiments.optimizers import TABLE
 from adaqn.experiments.runner import run_one
 from adaqn.experiments.sample import sample
-from adaqn.experiments.tune import configured, for_optimizers, grid, prepare, tune
+from adaqn.experiments.trials import prepare
+from adaqn.experiments.tune import for_optimizers, tune
 
 SMALL = RunConfig(layers=1, hidden=8, limit=12_000, steps=6, batch_size=8, length=20)
 

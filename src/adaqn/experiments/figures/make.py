@@ -11,10 +11,10 @@ from adaqn.experiments.config import RunConfig
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.figures.specs import PLAIN, FigureSpec, Panel, Variant
 from adaqn.experiments.figures.tuning_file import tuned_run
+from adaqn.experiments.grids import step_sizes
 from adaqn.experiments.optimizers import entry, own_options
 from adaqn.experiments.report_page import command
 from adaqn.experiments.runner import Finished, RunListener, run_all
-from adaqn.experiments.tune import step_sizes
 
 
 @dataclass(frozen=True)
