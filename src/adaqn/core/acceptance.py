@@ -17,8 +17,13 @@ NONFINITE_PATIENCE = 20
 CEILING = 10.0
 """D17: how many times the size of the old losses is never noise for the paired test: a few examples that blow up raise
 the standard error as they raise the mean."""
-SMALLEST_MULTIPLIER = 2.0**-20
-"""D15: six decades below the step size asked for; what is rejected there is not rejected for its length."""
+SMALLEST_MULTIPLIER = 2.0**-80
+"""D15: 24 decades below the step size asked for; what is rejected there is not rejected for its length."""
+BEST_FADES = 0.1
+"""D23: by which share of its distance to the anchor the best loss is forgotten when it rejects a cycle: the best of
+many sets of a rotating monitor is partly luck, and nothing is held against the weights for ever."""
+ROUNDING = 1e-6
+"""Of the size of the losses: by how much their mean may grow without a meaning."""
 
 
 def is_rejected(f_new: float, f_old: float, factor: float) -> bool:
@@ -61,10 +66,10 @@ class FactorTest:
 class PairedTest:
     """Reject when the mean of the paired differences exceeds ``level`` of its standard errors.
 
-    With dᵢ = new_i − old_i over N examples, rejected if mean(d) > level · std(d)/√N, and mean(d) > 0. Most of the
+    With dᵢ = new_i − old_i over N examples, rejected if mean(d) > level · std(d)/√N and beyond rounding. Most of the
     spread of losses between examples is the same at both points and cancels, so a hundred examples see changes far
     below the paper's 1 %, and do not take for worse what is noise: at level 3 about one cycle in a thousand that
-    changed nothing.
+    changed nothing (of differences with a long tail, more: they are not normal).
 
     The rest is as for the factor test: a new mean that is not finite is rejected (D5), an old one that is not finite
     cannot judge (D7). Where there are no pairs (:meth:`applies`), the factor test decides.
@@ -102,7 +107,18 @@ class PairedTest:
         difference /= scale  # squares of very large or small losses would leave the range of numbers
         mean, error = float(difference.mean()), float(difference.std()) / math.sqrt(len(difference))
         usual = float((old.double() / scale).abs().mean())  # a mean near zero says nothing about their size
-        return mean > 0.0 and (mean > self.level * error or mean > (CEILING - 1.0) * usual)
+        return mean > ROUNDING * usual and (mean > self.level * error or mean > (CEILING - 1.0) * usual)
+
+    def has_climbed(self, new: Tensor, old: Tensor, best: tuple[float, float]) -> bool:
+        """Is the loss worse than the best so far beyond noise, by cycles each of which was within it? (D23)
+
+        ``best`` is the mean and its standard error at the best average that was accepted: the noise there, for where
+        losses blow up they spread too. A candidate better than the anchor is on its way down, and is never held back.
+        """
+        if not self.applies(new, old):
+            return False
+        mean = mean_loss(new)
+        return mean > mean_loss(old) and mean - best[0] > self.level * best[1]
 
 
 class RelativeTest(FactorTest):
@@ -132,3 +148,10 @@ def halves_step(cycle: int, last: int, window: int) -> bool:
 def mean_loss(losses: Tensor) -> float:
     """The number that decides, as a Python float (one read from the device)."""
     return float(losses.mean())
+
+
+def mean_and_error(losses: Tensor) -> tuple[float, float]:
+    """The mean of the losses and its standard error, 0 where there is one loss only."""
+    if losses.numel() < 2:
+        return mean_loss(losses), 0.0
+    return mean_loss(losses), float(losses.double().std()) / math.sqrt(losses.numel())

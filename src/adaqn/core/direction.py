@@ -21,6 +21,20 @@ class InitialScaling(Protocol):
         ...
 
 
+def applied(h0: InitialScaling, v: Tensor, out: Tensor) -> Tensor:
+    """out ← H0·v, also by an operator that returns a tensor of its own instead of writing into ``out``."""
+    found = h0.apply(v, out)
+    if found is out:
+        return out
+    if not isinstance(found, Tensor) or found.shape != out.shape:
+        said = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else repr(found)
+        raise TypeError(
+            f"{type(h0).__name__}.apply(v, out) must return H0·v, a vector of {len(out)} numbers, and returned {said}: "
+            "write it into out, and return out"
+        )
+    return out.copy_(found)
+
+
 class Direction(Protocol):
     """What :func:`two_loop` and :func:`gram` have in common."""
 
@@ -34,7 +48,7 @@ def two_loop(g: Tensor, pairs: Pairs, h0: InitialScaling, out: Tensor, reduce: R
         alpha = reduce(dots(s[None], q)) / sy  # l. 4
         add_combination(q, y[None], -alpha)  # l. 5
         alphas.append(alpha)
-    r = h0.apply(q, out)  # l. 7
+    r = applied(h0, q, out)  # l. 7
     for (s, y, sy), alpha in zip(stored, reversed(alphas), strict=True):  # l. 8
         beta = reduce(dots(y[None], r)) / sy  # l. 9
         add_combination(r, s[None], alpha - beta)  # l. 10
@@ -60,9 +74,9 @@ def gram(
     ``s_dot_g`` is S g where the caller has it: with a vector in parts it travels with another sum of the same step.
     """
     if len(pairs) == 0:
-        return h0.apply(g, out)
+        return applied(h0, g, out)
     S, Y, R_inverse = pairs.S, pairs.Y, pairs.inverse
     a = R_inverse.mv(reduce(dots(S, g)) if s_dot_g is None else s_dot_g)
-    r = h0.apply(add_combination(g, Y, -a), out)
+    r = applied(h0, add_combination(g, Y, -a), out)
     c = R_inverse.t().mv(pairs.D * a - reduce(dots(Y, r)))
     return add_combination(r, S, c)

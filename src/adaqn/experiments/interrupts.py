@@ -1,7 +1,9 @@
-"""Ctrl-C as a note to be read at a good moment, instead of an exception at any."""
+"""Ctrl-C as a note to be read at a good moment, instead of an exception at any; workers that end with their parent."""
 
 from __future__ import annotations
 
+import multiprocessing as mp
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -24,3 +26,19 @@ def interrupts_noted() -> Iterator[threading.Event]:
         yield noted
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def end_with_parent() -> None:
+    """End this process as soon as the one that started it is gone, however that went.
+
+    A killed parent tells its workers nothing: they would go on, hold the claims on their folders, and wait for ever.
+    A run may be killed at any moment and goes on with the same bits.
+    """
+    parent = mp.parent_process()
+    if parent is not None:
+        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+
+
+def _watch(parent: mp.process.BaseProcess) -> None:
+    parent.join()
+    os._exit(1)

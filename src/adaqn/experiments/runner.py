@@ -14,6 +14,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from multiprocessing.managers import SyncManager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from filelock import FileLock, Timeout
 from adaqn.experiments.config import RunConfig
 from adaqn.experiments.data import files
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.interrupts import interrupts_noted
+from adaqn.experiments.interrupts import end_with_parent, interrupts_noted
 from adaqn.experiments.optimizers import resolved
 from adaqn.experiments.storage import read_json, read_lines, warnings_kept
 from adaqn.experiments.tasks import make_task
@@ -164,9 +165,9 @@ def run_all(
         raise UserError(f"workers must be at least 1, got {workers}")
     folders = [root / folder_name(config) for config in configs]
     context = mp.get_context("spawn")
-    with context.Manager() as manager:
+    with started(SyncManager(ctx=context)) as manager:
         messages = manager.Queue()
-        pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_ignore_interrupts)
+        pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_as_worker)
         stop = manager.Event()
         try:
             with interrupts_noted() as interrupted:
@@ -184,9 +185,15 @@ def run_all(
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _ignore_interrupts() -> None:
+def started(manager: SyncManager) -> SyncManager:
+    manager.start(initializer=end_with_parent)
+    return manager
+
+
+def _as_worker() -> None:
     # Ctrl-C reaches every process of the terminal; the parent tells the workers to stop in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent()
 
 
 def _listen(

@@ -7,7 +7,8 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -98,16 +99,12 @@ class Run:
         checkpoint_every = checkpoint_seconds()
         if not self.metrics:
             self.measure()
-        # Gradients that vanish through many time steps become subnormal numbers, which a CPU handles many times slower.
-        torch.set_flush_denormal(True)
         try:
-            with interrupts_noted() as interrupted:
+            with subnormals_flushed(), interrupts_noted() as interrupted:
                 self._train(listener, interrupted, checkpoint_every)
         except KeyboardInterrupt:
             self.save()
             raise
-        finally:
-            torch.set_flush_denormal(False)
         result = self.result()
         if self.folder is not None and self.team.writes:
             self.save()
@@ -302,6 +299,16 @@ class Run:
             return
         kept = "".join(json_text(record) + "\n" for record in self.metrics)
         write_atomically(self.folder / METRICS, kept.encode())
+
+
+@contextmanager
+def subnormals_flushed() -> Iterator[None]:
+    """Gradients that vanish through many time steps become subnormal numbers, which a CPU handles many times slower."""
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
 
 
 def checkpoint_seconds() -> float:

@@ -19,6 +19,7 @@ from optuna.trial import TrialState
 from adaqn.experiments.config import RunConfig
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.grids import SECOND, Point, configured
+from adaqn.experiments.interrupts import end_with_parent
 from adaqn.experiments.runner import folder_name, run_one
 from adaqn.experiments.storage import warnings_kept
 from adaqn.experiments.training import Progress
@@ -90,6 +91,7 @@ def prepare(curves: Curves, points: dict[str, list[Point]], url: str, name: str,
 def work(curves_json: dict[str, Any], url: str, name: str, out: Path, data_dir: Path | None, stop: Any) -> None:
     """Take points from the queues until none is waiting; told to stop, save the run and put its point back."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent tells
+    end_with_parent()
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     database = storage(url)

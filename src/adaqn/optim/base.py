@@ -54,6 +54,8 @@ class HistoryOptimizer(StoredOptimizer):
             monitor.position = self._memory.counters.monitor_position
         self._monitor = monitor
         self._anchor_losses = None
+        if self._memory is not None:
+            self._memory.counters.forget_best()
 
     @property
     def stats(self) -> Stats:

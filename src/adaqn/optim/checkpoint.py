@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from adaqn.optim.counters import FORMAT
+from adaqn.optim.counters import FORMAT, SIGNED
 from adaqn.optim.flat import FlatParameters
 from adaqn.optim.memory import WORK, Layout, Memory
 from adaqn.optim.packed import Shapes
@@ -86,12 +86,13 @@ def _same_vectors(theirs: tuple[int, ...], ours: tuple[int, ...], rows: int) -> 
 
 def _check_number(index: int, name: str, saved: Any) -> None:
     try:
-        usable = math.isfinite(float(saved)) and float(saved) >= 0
+        usable = math.isfinite(float(saved)) and (float(saved) >= 0 or name in SIGNED)
     except (TypeError, ValueError):
         usable = False
     if not usable:
         raise ValueError(
-            f"the saved {name!r} of parameter {index} is {saved!r}, not a number of at least 0: corrupt state"
+            f"the saved {name!r} of parameter {index} is {saved!r}, not "
+            f"{'a finite number' if name in SIGNED else 'a number of at least 0'}: corrupt state"
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-FORMAT = 3
+FORMAT = 4
 """Version of the saved state; raise it with any change, and migrate or refuse what is older."""
 
 
@@ -31,25 +31,44 @@ class Counters:
     """Where it adapts, as it is now; 0 is as it began."""
     monitor_position: int = 0
     """Which set of a rotating monitor was in use."""
+    has_best: int = 0
+    """Is it known (D23)?"""
+    best_loss: float = 0.0
+    """The lowest mean of the monitored losses at an accepted average, of either sign."""
+    best_error: float = 0.0
+    """The standard error of that mean."""
 
     def restart(self) -> None:
         """Begin a new history; totals go on, and so do the length of cycles and the turn of the monitor."""
         self.started = self.skips_in_row = self.rejections_in_row = self.rejected_at = 0
         self.nonfinite_in_row = self.unstored_in_row = 0
         self.step_multiplier = 1.0
+        self.forget_best()
+
+    def forget_best(self) -> None:
+        """Losses of another monitor, or after weights were changed from outside, do not compare."""
+        self.has_best, self.best_loss, self.best_error = 0, 0.0, 0.0
+
+    def note_best(self, loss: float, error: float) -> None:
+        """An accepted average has that loss."""
+        if not self.has_best or loss < self.best_loss:
+            self.has_best, self.best_loss, self.best_error = 1, loss, error
 
 
 NEW_IN_2 = ("rejected_at", "cycle_length", "monitor_position")
+NEW_IN_4 = ("has_best", "best_loss", "best_error")
+SIGNED = ("best_loss",)
+"""All others are at least 0."""
 
 
 def migrated(entry: dict[str, Any]) -> dict[str, Any]:
     """The saved state of a parameter in today's format; what it cannot be brought to is left for the check to name.
 
     Format 1 knew no adaptive cycles, no rotating monitor's turn and no window of rejections: zero stands for each.
-    Formats 1 and 2 had an accepted average only where it was kept.
+    Formats 1 and 2 had an accepted average only where it was kept. Formats 1 to 3 did not remember the best loss.
     """
-    if entry.get("format") not in (1, 2):
+    if entry.get("format") not in (1, 2, 3):
         return entry
     kept = {"keeps_accepted": int("accepted" in entry)}
     known = {"accepted": entry["anchor"]} if "anchor" in entry else {}
-    return {**dict.fromkeys(NEW_IN_2, 0), **kept, **known, **entry, "format": FORMAT}
+    return {**dict.fromkeys((*NEW_IN_2, *NEW_IN_4), 0), **kept, **known, **entry, "format": FORMAT}

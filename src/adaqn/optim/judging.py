@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adaqn.core.acceptance import SMALLEST_MULTIPLIER, PairedTest, halves_step, mean_loss
+from adaqn.core.acceptance import BEST_FADES, SMALLEST_MULTIPLIER, PairedTest, halves_step, mean_and_error, mean_loss
 from adaqn.core.products import Reduce, local
 from adaqn.optim.base import HistoryOptimizer
 from adaqn.optim.buffers import BuffersSeen
@@ -42,7 +42,7 @@ class JudgingOptimizer(HistoryOptimizer):
             return new, None, False  # D15 judges the first cycle too, against the weights before the first step
         old = self._losses_at_anchor(m)
         if math.isfinite(mean_loss(old)):
-            return new, old, not is_finite or self._is_rejected(new, old)  # D5
+            return new, old, not is_finite or self._is_rejected(new, old) or self._has_climbed(m, new, old)  # D5
         if is_finite and not m.counters.started:
             return new, None, False  # any number is better than none
         where = "the last accepted average" if m.counters.started else "the weights before the first step"
@@ -127,6 +127,23 @@ class JudgingOptimizer(HistoryOptimizer):
                 "Give the monitor a loss_fn that returns one loss per example (reduction='none')"
             )
         return bool(test(new, old))
+
+    def _has_climbed(self, m: Memory, new: Tensor, old: Tensor) -> bool:
+        """D23: cycles that are each worse by no more than noise may together lead far up."""
+        test, c = self.options.acceptance, m.counters
+        if not isinstance(test, PairedTest):
+            return False
+        if not c.has_best:
+            c.note_best(*mean_and_error(old))
+        if not test.has_climbed(new, old, (c.best_loss, c.best_error)):
+            return False
+        c.best_loss += BEST_FADES * max(0.0, mean_loss(old) - c.best_loss)
+        c.step_multiplier = max(c.step_multiplier / 2.0, SMALLEST_MULTIPLIER)
+        return True
+
+    def _note_best(self, m: Memory, losses: Tensor | None) -> None:
+        if isinstance(self.options.acceptance, PairedTest) and losses is not None:
+            m.counters.note_best(*mean_and_error(losses))
 
     def _count_rejection(self, m: Memory) -> None:
         """D11: H0 alone, rejected again and again, takes too large a step. D15: so does whatever else is rejected."""

@@ -165,6 +165,8 @@ def make_momentum(beta: float, *, nesterov: bool = False) -> Momentum | None:
     """None for 0: no buffer, and the same numbers as without."""
     if isinstance(beta, bool) or not isinstance(beta, numbers.Real):
         raise TypeError(f"momentum must be a number, got {beta!r}")
+    if not isinstance(nesterov, bool):
+        raise TypeError(f"nesterov must be True or False, got {nesterov!r}")
     return Momentum(float(beta), nesterov=nesterov) if beta != 0.0 else None
 
 

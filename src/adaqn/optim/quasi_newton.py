@@ -173,6 +173,7 @@ class QuasiNewton(DescendingOptimizer):
         c.started = 1
         c.rejections_in_row = 0
         c.step_multiplier = min(1.0, c.step_multiplier * STEP_RECOVERY)  # D11
+        self._note_best(m, losses)
         c.skips_in_row = c.skips_in_row + 1 if outcome is Outcome.SKIPPED else 0
         if m.accepted is not None:
             m.accepted.copy_(candidate)

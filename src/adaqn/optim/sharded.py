@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from adaqn.core.curvature import Curvature
+from adaqn.core.direction import applied
 from adaqn.core.products import Reduce, local
 from adaqn.core.scaling import Scaling
 from adaqn.optim.distributed import Group, Processes, in_parts, is_dtensor, local_part, processes_for
@@ -167,7 +168,8 @@ class WholeH0:
         show(self.scaling, self.before, present)
 
     def apply(self, v: Tensor, out: Tensor) -> Tensor:
-        return self.flat.cut(self.scaling.apply(self.flat.gather_whole(v, out=self.before), out=self.after), out)
+        whole = self.flat.gather_whole(v, out=self.before)
+        return self.flat.cut(applied(self.scaling, whole, self.after), out)
 
     def apply_inverse(self, v: Tensor, out: Tensor) -> Tensor:
         whole = self.flat.gather_whole(v, out=self.before)

@@ -41,11 +41,13 @@ def whole_study(path: Path = FILE) -> Plan:
     said = read_json(path)
     try:
         cells = [
-            _cell(name, values, kind == "core", said["average"], tuple(said[f"{kind}_methods"]))
+            _cell(name, values, kind == "core", said["average"], _methods(said[f"{kind}_methods"]))
             for kind in ("core", "further")
             for name, values in said[kind].items()
         ]
-        plan = Plan(tuple(cells), int(said["seeds"]), int(said["points"]))
+        plan = Plan(tuple(cells), said["seeds"], said["points"])
+        if not isinstance(plan.seeds, int) or not isinstance(plan.points, int):
+            raise TypeError(f"seeds and points must be whole numbers, got {plan.seeds!r} and {plan.points!r}")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{path} is no file of cells ({type(error).__name__}: {error})") from error
     if plan.seeds < 1 or plan.points < 1:
@@ -53,10 +55,18 @@ def whole_study(path: Path = FILE) -> Plan:
     return plan
 
 
+def _methods(said: Any) -> tuple[str, ...]:
+    if not isinstance(said, list):
+        raise TypeError(f"methods must be a list of names, got {said!r}")
+    return tuple(said)
+
+
 def _cell(name: str, values: dict[str, Any], core: bool, average: float, methods: tuple[str, ...]) -> Cell:
     given = {key: value for key, value in values.items() if key != "title"}
     for method in methods:
         entry(method)
+    if average is None:
+        raise TypeError("average, the decay of the averaged weights, must be a number")
     return Cell(name, values["title"], core, RunConfig.from_json({**given, "average": average}).complete(), methods)
 
 
@@ -72,6 +82,9 @@ def chosen(plan: Plan, cells: Sequence[str], methods: Sequence[str]) -> Plan:
     if methods:
         asked = tuple(dict.fromkeys(methods))
         kept = [replace(cell, methods=asked if cells else _named(cell, asked)) for cell in kept]
+        strangers = [method for method in asked if not any(method in cell.methods for cell in kept)]
+        if strangers:
+            raise UserError(f"no cell has {strangers[0]} among its methods: say with --cell where it should run")
     return replace(plan, cells=tuple(kept))
 
 

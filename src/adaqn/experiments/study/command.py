@@ -49,6 +49,10 @@ def study(
     """Every optimizer on every cell: five step sizes each on seed 0, then three seeds at the best on validation."""
     if workers < 1:
         raise UserError(f"workers must be at least 1, got {workers}")
+    if page is not None and (cell or method):
+        raise UserError("a page shows the whole study: leave out --cell and --method")
+    if time and method:
+        raise UserError("times compare only side by side: leave out --method, so that all methods of a cell take turns")
     plan = chosen(whole_study(cells), cell or [], method or [])
     console = Console(quiet=as_json, width=None if sys.stdout.isatty() else WIDTH)
     if time:
@@ -71,7 +75,7 @@ def study(
             console.print(f"{c.name}: finished", highlight=False)
     found = lines(plan, results)
     if page is not None:
-        written = write_page(found, page)
+        written = write_page(found, page, plan.seeds, None if cells == FILE else cells)
         console.print("written: " + ", ".join(str(path) for path in written), highlight=False, soft_wrap=True)
     if as_json:
         print(json_text(as_json_rows(found), indent=2))

@@ -10,6 +10,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from adaqn.experiments import plots
+from adaqn.experiments.errors import UserError
 from adaqn.experiments.report_page import command
 from adaqn.experiments.storage import write_atomically
 from adaqn.experiments.study.summary import YARDSTICK, Line, mean_text, mean_trace, range_text
@@ -21,17 +22,20 @@ STYLES = {"adaqn-paper": ":", "adaqn-modern": "--", "adamw": "--", "shampoo": "-
 """Beside the colours, of which there are fewer than methods."""
 
 
-def write_page(found: dict[str, list[Line]], page: Path) -> list[Path]:
-    """Tables between two marks of the page, whatever people wrote around them stays; figures beside it."""
+def write_page(found: dict[str, list[Line]], page: Path, seeds: int, cells: Path | None = None) -> list[Path]:
+    """Tables between two marks of the page, whatever people wrote around them stays; figures beside it.
+
+    ``cells`` is the file of a study of one's own, for the commands that repeat a row.
+    """
+    text = page_text(page)
     pictures = page.parent / "results"
     pictures.mkdir(parents=True, exist_ok=True)
     written = [page]
-    parts = [overview(found)]
+    parts = [overview(found, seeds)]
     for name, of_cell in found.items():
         stem = pictures / name
         written += draw(of_cell, stem)
-        parts.append(section(of_cell, stem.with_suffix(".svg").relative_to(page.parent)))
-    text = page.read_text(encoding="utf-8") if page.exists() else f"# Results\n\n{BEGIN}\n{END}\n"
+        parts.append(section(of_cell, stem.with_suffix(".svg").relative_to(page.parent), cells))
     before, _, rest = text.partition(BEGIN)
     after = rest.partition(END)[2]
     whole = f"{before}{BEGIN}\n\n" + "\n\n".join(parts) + f"\n\n{END}{after}"
@@ -39,7 +43,19 @@ def write_page(found: dict[str, list[Line]], page: Path) -> list[Path]:
     return written
 
 
-def overview(found: dict[str, list[Line]]) -> str:
+def page_text(page: Path) -> str:
+    """What is there already."""
+    if not page.exists():
+        return f"# Results\n\n{BEGIN}\n{END}\n"
+    if not page.is_file():
+        raise UserError(f"{page} is not a file: give a page such as docs/results.md")
+    text = page.read_text(encoding="utf-8")
+    if not 0 <= text.find(BEGIN) < text.find(END):
+        raise UserError(f"{page} has no {BEGIN} with {END} after it, between which the tables go; it was left in place")
+    return text
+
+
+def overview(found: dict[str, list[Line]], seeds: int) -> str:
     """One row per cell: the headline numbers of adaQN's presets, Adam and SOAP."""
     methods = ("adam", "soap", "adaqn-paper", "adaqn-modern", "adaqn-kronecker")
     head = ["cell", *(f"{_label(found, m)}" for m in methods), "best of all", "time to Adam's end, Kronecker / Adam"]
@@ -50,10 +66,10 @@ def overview(found: dict[str, list[Line]]) -> str:
         cells += [_loss(by_method[m].test, m == of_cell[0].method) if m in by_method else "–" for m in methods]
         cells += [of_cell[0].label, _ratio(by_method.get("adaqn-kronecker"), by_method.get(YARDSTICK))]
         table.append(cells)
-    return "### All cells: test loss at the end, mean of three seeds\n\n" + _markdown(table)
+    return f"### All cells: test loss at the end, mean over {seeds} seeds\n\n" + _markdown(table)
 
 
-def section(of_cell: list[Line], picture: Path) -> str:
+def section(of_cell: list[Line], picture: Path, cells_file: Path | None = None) -> str:
     first = of_cell[0]
     head = [
         "method", "lr", "test loss", "lowest to highest", "averaged weights", "untuned", "ms a step",
@@ -64,7 +80,7 @@ def section(of_cell: list[Line], picture: Path) -> str:
     table = [head, ["---"] * len(head)]
     for line in of_cell:
         cells = [
-            line.label, f"{line.lr:g}", _loss(line.test, line is first),
+            line.label, f"{line.lr:g}" + (" †" if line.at_end else ""), _loss(line.test, line is first),
             range_text(line.test), _loss(line.averaged), _loss(line.untuned),
             "–" if line.milliseconds is None else f"{line.milliseconds:.1f}",
             "–" if line.steps_to_adam is None else f"{line.steps_to_adam:.0f}",
@@ -74,7 +90,8 @@ def section(of_cell: list[Line], picture: Path) -> str:
         if first.accuracy:
             cells.insert(4, f"{100 * sum(line.accuracy) / len(line.accuracy):.1f} %" if line.accuracy else "–")
         table.append(cells)
-    repeat = f"adaqn study --cell {first.cell.name} --method {first.method} --results again"
+    own = "" if cells_file is None else f" --cells {cells_file}"
+    repeat = f"adaqn study{own} --cell {first.cell.name} --method {first.method} --results again --out again/runs"
     return (
         f"### {first.cell.title}\n\n{first.steps} steps, {first.unit}; {len(of_cell)} methods.\n\n"
         f"![{first.cell.title}]({picture})\n\n{_markdown(table)}\n\n"

@@ -56,6 +56,9 @@ class Row:
                     f"{self.path} was made with another {name} ({said.get(name)!r}, and now it is {value!r}): delete "
                     "it to run that row anew, or give another --results"
                 )
+        for run in said["runs"]:
+            if not _is_whole(run):
+                raise UserError(f"{self.path} is damaged: one of its runs is not whole; it was left in place")
         return list(said["runs"])
 
     def add(self, done: Finished) -> None:
@@ -122,6 +125,15 @@ class Row:
         tried = len(self.tried())
         later = (seeds - 1) * (2 if self.untuned else 1)
         return points - tried + later if tried < points else len(self.due(points, seeds))
+
+
+def _is_whole(run: Any) -> bool:
+    if not isinstance(run, dict) or not {"lr", "seed", "unit", "end", "trace"} <= set(run):
+        return False
+    end, trace = run["end"], run["trace"]
+    if not isinstance(end, dict) or not isinstance(trace, dict) or not {"valid_loss", "test_loss"} <= set(end):
+        return False
+    return set(trace) >= set(TRACES) and len({len(trace[name]) for name in TRACES}) == 1 and len(trace["step"]) > 0
 
 
 def number(value: float | None) -> float:

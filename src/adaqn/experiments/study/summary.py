@@ -12,6 +12,7 @@ from adaqn.experiments.config import RunConfig
 from adaqn.experiments.optimizers import entry
 from adaqn.experiments.study.cells import Cell, Plan
 from adaqn.experiments.study.results import Row, number
+from adaqn.experiments.study.search import step_size
 from adaqn.experiments.study.timing import known_times
 
 YARDSTICK = "adam"
@@ -29,6 +30,8 @@ class Line:
     runs: list[dict[str, Any]]
     """At the best step size, one per seed."""
     lr: float | None
+    at_end: bool
+    """Is that the smallest or the largest of the step sizes that were tried?"""
     seeds: int
     test: list[float]
     """At the end, one per seed, at the best step size."""
@@ -92,6 +95,7 @@ def _line(row: Row, seeds: int, milliseconds: float | None, goal: float | None) 
         config=replace(row.base, lr=lr),
         runs=runs,
         lr=lr,
+        at_end=lr in {step_size(row.default, end) for end in (min(row.tried()), max(row.tried()))},
         seeds=len(runs),
         test=[number(end["test_loss"]) for end in ends],
         averaged=[number(end.get("average_test_loss")) for end in ends],

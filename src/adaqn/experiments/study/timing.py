@@ -17,7 +17,7 @@ from adaqn.experiments.errors import UserError
 from adaqn.experiments.storage import read_json, write_json
 from adaqn.experiments.study.cells import Cell
 from adaqn.experiments.study.results import Row
-from adaqn.experiments.training import Run
+from adaqn.experiments.training import Run, subnormals_flushed
 
 WARM_UP = 120
 """Steps before the first turn: memories are full, bases are made."""
@@ -29,18 +29,19 @@ TURNS = 7
 def measure(cell: Cell, folder: Path, data_dir: Path | None = None) -> dict[str, Any]:
     """Time every method at its best step size, and write ``timing.json``."""
     runs: dict[str, Run] = {}
-    for method in cell.methods:
-        row = Row(cell, method, folder)
-        runs[method] = Run(replace(row.base, lr=row.best_lr() or row.default, average=None), None, data_dir)
-        for _ in range(WARM_UP):
-            runs[method].advance()
-    turns: dict[str, list[float]] = {method: [] for method in runs}
-    for _ in range(TURNS):
-        for method, run in runs.items():
-            start = time.perf_counter()
-            for _ in range(TURN):
-                run.advance()
-            turns[method].append((time.perf_counter() - start) / TURN * 1e3)
+    turns: dict[str, list[float]] = {method: [] for method in cell.methods}
+    with subnormals_flushed():  # as in training
+        for method in cell.methods:
+            row = Row(cell, method, folder)
+            runs[method] = Run(replace(row.base, lr=row.best_lr() or row.default, average=None), None, data_dir)
+            for _ in range(WARM_UP):
+                runs[method].advance()
+        for _ in range(TURNS):
+            for method, run in runs.items():
+                start = time.perf_counter()
+                for _ in range(TURN):
+                    run.advance()
+                turns[method].append((time.perf_counter() - start) / TURN * 1e3)
     said = {
         "threads": cell.base.threads,
         "steps": TURN * TURNS,
