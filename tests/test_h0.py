@@ -326,6 +326,26 @@ def test_a_scaling_of_ones_own_does_not_age_without_gradients():
     assert [opt.state_dict()["state"][i]["scaling_seen"] for i in range(3)] == [24, 24, 23]
 
 
+@pytest.mark.parametrize("direction", ["gram", "two_loop"])
+def test_a_scaling_of_ones_own_may_return_a_tensor_of_its_own(direction):
+    class Written(Scaling):
+        def apply(self, v, out):
+            return torch.mul(v, 0.5, out=out)
+
+    class Returned(Scaling):
+        def apply(self, v, out):
+            return v * 0.5
+
+    problem = NoisyValley()
+    paths = []
+    for scaling in (Written(), Returned()):
+        model = Vector(problem.w0)
+        opt = quiet(model.parameters(), scaling=scaling, direction=direction, cycle_length=3)
+        paths.append(run(opt, model, problem, range(30)))
+        assert opt.stats.stored > 0
+    assert torch.equal(*paths)
+
+
 def test_mistakes_in_a_scaling_of_ones_own_are_named():
     class Text(Adagrad):
         vector_names = "sum"
@@ -334,9 +354,22 @@ def test_mistakes_in_a_scaling_of_ones_own_are_named():
         def tensor_shapes(self, shape):
             return {"sum": (2,)}
 
+    class Forgets(Scaling):
+        def apply(self, v, out):
+            out.copy_(v)
+
+    class Shorter(Scaling):
+        def apply(self, v, out):
+            return v[:1]
+
     w = nn.Parameter(torch.ones(2))
     with pytest.raises(TypeError, match="vector_names of Text must be a tuple of names"):
         quiet([w], scaling=Text())
     w.grad = torch.ones(2)
+    with pytest.raises(TypeError, match=r"Forgets\.apply.*a vector of 2 numbers, and returned None: .*return out"):
+        quiet([w], scaling=Forgets()).step()
+    with pytest.raises(TypeError, match=r"Shorter\.apply.*returned a tensor of shape \(1,\)"):
+        quiet([w], scaling=Shorter()).step()
+    assert torch.equal(w.detach(), torch.ones(2))
     with pytest.raises(ValueError, match=r"Twice has a tensor and a vector or number of the same name: \['sum'\]"):
         quiet([w], scaling=Twice()).step()

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from adaqn.experiments.commands import app
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.study.cells import chosen, whole_study
-from adaqn.experiments.study.results import Row
+from adaqn.experiments.study.results import TRACES, Row
 from adaqn.experiments.study.search import best_rung, due, step_size
 from adaqn.experiments.study.summary import first_reached, lines
 
@@ -177,3 +177,55 @@ def test_steps_to_a_loss_lie_on_the_line_between_two_evaluations() -> None:
 
 def test_step_sizes_are_three_digits() -> None:
     assert [step_size(3e-3, rung) for rung in (-1, 0, 1)] == [0.00169, 0.003, 0.00533]
+
+
+def test_a_part_of_the_study_does_not_replace_the_page_or_the_times(small: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    for words in (
+        ("--page", page, "--cell", "tiny"),
+        ("--page", page, "--method", "adam"),
+        ("--time", "--method", "adam"),
+    ):
+        with pytest.raises(UserError, match="leave out"):
+            adaqn("--cells", small, "--results", tmp_path / "results", *words)
+    page.write_text("# Results\n\n<!-- tables: begin -->\nold\n")
+    for path, said in ((page, "left in place"), (tmp_path, "not a file")):
+        with pytest.raises(UserError, match=said):
+            adaqn("--cells", small, "--results", tmp_path / "results", "--page", path)
+    assert page.read_text().endswith("old\n")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"seeds": 2.7}, "whole numbers"),
+        ({"core_methods": "adam"}, "list of names"),
+        ({"average": None}, "average"),
+    ],
+)
+def test_a_wrong_file_of_cells_is_told(small: Path, change: dict[str, Any], said: str) -> None:
+    small.write_text(json.dumps({**SMALL, **change}))
+    with pytest.raises(UserError, match=said):
+        whole_study(small)
+
+
+def test_a_method_that_no_cell_has_needs_a_cell(small: Path) -> None:
+    with pytest.raises(UserError, match="--cell"):
+        chosen(whole_study(small), [], ["kfac"])
+    assert chosen(whole_study(small), ["sum"], ["kfac"]).cells[0].methods == ("kfac",)
+
+
+def test_a_run_that_is_not_whole_is_told(small: Path, tmp_path: Path) -> None:
+    cell = whole_study(small).cells[0]
+    row = Row(cell, "adam", tmp_path)
+    whole = {
+        "lr": 0.001, "seed": 0, "unit": "nats", "end": {"valid_loss": 1.0, "test_loss": 1.0},
+        "trace": {name: [1.0] for name in TRACES},
+    }  # fmt: skip
+    row.path.parent.mkdir()
+    for broken in ({**whole, "end": {}}, {**whole, "trace": {**whole["trace"], "step": []}}, {"lr": 0.001}, 3):
+        row.path.write_text(json.dumps({**row.settings(), "runs": [broken]}))
+        with pytest.raises(UserError, match="not whole"):
+            Row(cell, "adam", tmp_path)
+    row.path.write_text(json.dumps({**row.settings(), "runs": [whole]}))
+    assert Row(cell, "adam", tmp_path).tried() == {0: 1.0}

@@ -11,6 +11,7 @@ import time
 from dataclasses import fields, replace
 from pathlib import Path
 
+import psutil
 import pytest
 import stopping
 import torch
@@ -286,6 +287,22 @@ def test_an_interrupted_comparison_saves_every_run_and_goes_on(tmp_path):
     short = [word if word != "3000" else "40" for word in command]
     done = subprocess.run(short, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_killed_comparison_leaves_no_worker_behind(tmp_path):
+    """Its workers would go on, and hold the claims on their folders: the same command could not go on."""
+    flags = ["--steps", "100000", "--limit", "20000", "--layers", "1", "--hidden", "8", "--out", "compared"]
+    command = [*ADAQN, "compare", *flags, "--optimizers", "adam,adagrad", "--workers", "2"]
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=tmp_path)
+    while len(list(tmp_path.glob("compared/runs/*/metrics.jsonl"))) < 2:
+        assert first.poll() is None
+        time.sleep(0.05)
+    family = psutil.Process(first.pid).children(recursive=True)
+    assert len(family) >= 3  # a manager and two workers
+    first.kill()
+    first.wait()
+    _, alive = psutil.wait_procs(family, timeout=30)
+    assert not alive
 
 
 @pytest.mark.parametrize(("command", "own"), [("train", set()), ("compare", {"seed"}), ("tune", set())])
