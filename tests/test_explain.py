@@ -278,7 +278,7 @@ CASES = {
             well_as_printed,
         ),
         (
-            lambda: healthy(monitor=lambda _, m: Examples(NoisyValley(noise=30.0), m), problem=Ascent()),
+            lambda: healthy(monitor=lambda _, m: Examples(NoisyValley(noise=100.0), m), problem=Ascent()),
             "got worse by",
             "paired_level below 3",
             well,

@@ -272,7 +272,7 @@ def test_rejections_far_apart_are_noise_and_steps_recover():
 @pytest.mark.filterwarnings("ignore:50 cycles in a row")
 def test_no_monitor_can_halve_the_steps_to_nothing():
     opt, model, problem = scripted("r", reject_window=1)
-    run(opt, model, problem, range(60))
+    run(opt, model, problem, range(120))
     assert opt.stats.step_multiplier == SMALLEST_MULTIPLIER
 
 

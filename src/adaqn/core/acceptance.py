@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 STEP_RECOVERY = 1.02
@@ -22,8 +23,8 @@ SMALLEST_MULTIPLIER = 2.0**-80
 BEST_FADES = 0.1
 """D23: by which share of its distance to the anchor the best loss is forgotten when it rejects a cycle: the best of
 many sets of a rotating monitor is partly luck, and nothing is held against the weights for ever."""
-ROUNDING = 1e-6
-"""Of the size of the losses: by how much their mean may grow without a meaning."""
+ROUNDING = 2.0
+"""Units of rounding, of the size of the losses, by which their mean may grow without a meaning."""
 
 
 def is_rejected(f_new: float, f_old: float, factor: float) -> bool:
@@ -107,7 +108,8 @@ class PairedTest:
         difference /= scale  # squares of very large or small losses would leave the range of numbers
         mean, error = float(difference.mean()), float(difference.std()) / math.sqrt(len(difference))
         usual = float((old.double() / scale).abs().mean())  # a mean near zero says nothing about their size
-        return mean > ROUNDING * usual and (mean > self.level * error or mean > (CEILING - 1.0) * usual)
+        rounding = ROUNDING * torch.finfo(new.dtype).eps if new.is_floating_point() else 0.0
+        return mean > rounding * usual and (mean > self.level * error or mean > (CEILING - 1.0) * usual)
 
     def has_climbed(self, new: Tensor, old: Tensor, best: tuple[float, float]) -> bool:
         """Is the loss worse than the best so far beyond noise, by cycles each of which was within it? (D23)
