@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,7 +86,9 @@ def save(figure: Figure, stem: Path) -> list[Path]:
     written = []
     for kind in ("png", "svg"):
         buffer = io.BytesIO()
-        figure.savefig(buffer, format=kind, dpi=160, bbox_inches="tight")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", 'Creating legend with loc="best"')  # only that the machine was busy
+            figure.savefig(buffer, format=kind, dpi=160, bbox_inches="tight")
         path = stem.with_suffix(f".{kind}")
         write_atomically(path, buffer.getvalue())
         written.append(path)
