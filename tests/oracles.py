@@ -122,6 +122,18 @@ def with_history(model: Vector, problem: NoisyValley, steps: int = 23, **options
     return opt
 
 
+def assert_same(a, b):
+    """The same tensors, to the bit, and plain values, in dictionaries however deep."""
+    assert a.keys() == b.keys()
+    for name, value in a.items():
+        if isinstance(value, dict):
+            assert_same(value, b[name])
+        elif isinstance(value, torch.Tensor):
+            assert torch.equal(value, b[name]), name
+        else:
+            assert value == b[name], name
+
+
 def relative_error(a: Tensor, b: Tensor) -> float:
     scale = max(float(b.norm()), math.ulp(1.0))
     return float((a.double() - b.double()).norm()) / scale

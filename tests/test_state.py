@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
-from oracles import NoisyValley, Vector, as_printed, quiet, run, with_history
+from oracles import NoisyValley, Vector, as_printed, assert_same, quiet, run, with_history
 
 OPTIONS = {"cycle_length": 3, "memory_size": 4, "fisher_size": 7}
 
@@ -21,17 +21,6 @@ def trained(steps=23, dtype=torch.float64, **options):
 
 def snapshot(opt):
     return copy.deepcopy(opt.state_dict())
-
-
-def assert_same(a, b):
-    assert a.keys() == b.keys()
-    for key, value in a.items():
-        if isinstance(value, dict):
-            assert_same(value, b[key])
-        elif isinstance(value, torch.Tensor):
-            assert torch.equal(value, b[key]), key
-        else:
-            assert value == b[key], key
 
 
 def test_state_is_stacked_tensors_and_plain_numbers_keyed_by_parameter():

@@ -5,6 +5,8 @@ import torch
 from killing import assert_goes_on_with_the_same_numbers
 from safetensors.torch import load_file
 
+from oracles import assert_same
+
 ALONE = [
     ("plain.py",),
     ("mixed_precision.py", "float16"),
@@ -20,17 +22,6 @@ ALONE = [
         ],
     ),
 ]
-
-
-def assert_same(a, b):
-    assert a.keys() == b.keys()
-    for name, value in a.items():
-        if isinstance(value, dict):
-            assert_same(value, b[name])
-        elif isinstance(value, torch.Tensor):
-            assert torch.equal(value, b[name]), name
-        else:
-            assert value == b[name], name
 
 
 def loaded(path):

@@ -35,6 +35,7 @@ from adaqn.baselines.hessian_free_options import (
 )
 from adaqn.baselines.newton_step import Taken, Weights, damped_product, loss_gradient, searched
 from adaqn.baselines.step_control import adjusted_damping
+from adaqn.optim.flat import trainable
 
 
 class HessianFree(Optimizer):
@@ -173,9 +174,7 @@ class HessianFree(Optimizer):
     # ------------------------------------------------------------------ the parts of a step
 
     def _trainable(self) -> list[Tensor]:
-        params = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
-        if not params:
-            raise ValueError("no parameter requires a gradient: unfreeze what should be trained first")
+        params = trainable(p for group in self.param_groups for p in group["params"])
         check_parameters(params, self.options.model)
         for group in self.param_groups:
             check_lr(group["lr"])  # a scheduler may have set it

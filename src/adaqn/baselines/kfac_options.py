@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from adaqn.baselines.kfac_layers import Block
 from adaqn.core.checks import at_least_one
+from adaqn.optim.flat import trainable
 from adaqn.optim.options import choose
 
 
@@ -108,8 +109,7 @@ def check_model(model: nn.Module, blocks: Sequence[Block], others: str) -> list[
             f"parameter {next(iter(rest))!r} (one of {len(rest)}) is in no nn.Linear or nn.Embedding: use others='sgd' "
             "for plain momentum, or layers made of nn.Linear, such as LinearRNN in place of nn.RNN"
         )
-    if not any(p.requires_grad for p in model.parameters()):
-        raise ValueError("no parameter requires a gradient: unfreeze what should be trained first")
+    trainable(model.parameters())  # there must be one
     everything = [*(p for block in blocks for p in block.params), *rest.values()]
     if any(p.is_complex() for p in everything):
         raise ValueError("the model has complex parameters, and K-FAC needs real ones: use another optimizer")

@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 from adaqn.baselines.sfo_memory import Memory, dimensions, planned_bytes
 from adaqn.baselines.sfo_model import SumModel
 from adaqn.core.checks import at_least_one
-from adaqn.optim.checkpoint import saved_entries
-from adaqn.optim.flat import FlatParameters, check_one_device
+from adaqn.optim.checkpoint import around_torchs_loading, saved_entries
+from adaqn.optim.flat import FlatParameters, check_one_device, trainable
 from adaqn.optim.options import choose
 
 DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
@@ -136,10 +136,7 @@ class SumOptimizer(Optimizer):
         return [p for group in self.param_groups for p in group["params"]]
 
     def _trainable(self) -> list[Tensor]:
-        params = [p for p in self._parameters() if p.requires_grad]
-        if not params:
-            raise ValueError("no parameter requires a gradient: unfreeze what should be trained first")
-        return params
+        return trainable(self._parameters())
 
     def _lr(self) -> float:
         rates = sorted({float(group["lr"]) for group in self.param_groups})
@@ -156,13 +153,13 @@ class SumOptimizer(Optimizer):
         return Memory(flat, model, o.initial_active)
 
     def _current_memory(self) -> Memory:
-        trainable = self._trainable()
+        params = self._trainable()
         if self._memory is None:
-            self._memory = self._new_memory(FlatParameters(trainable))
+            self._memory = self._new_memory(FlatParameters(params))
             self._show_state()
-        elif not self._memory.flat.covers(trainable):
+        elif not self._memory.flat.covers(params):
             raise RuntimeError(
-                f"the trainable parameters changed (from {len(self._memory.flat.params)} tensors to {len(trainable)}, "
+                f"the trainable parameters changed (from {len(self._memory.flat.params)} tensors to {len(params)}, "
                 "or their shape, dtype or device): the models of SFO do not fit them, so build a new one"
             )
         return self._memory
@@ -198,14 +195,8 @@ class SumOptimizer(Optimizer):
             self._memory = taken[0] if taken else None
             self._show_state()
 
-        # The last hook before torch's own loading, and the first after it.
-        before = self.register_load_state_dict_pre_hook(take)
-        after = self.register_load_state_dict_post_hook(place, prepend=True)
-        try:
+        with around_torchs_loading(self, take, place):
             super().load_state_dict(state_dict)
-        finally:
-            before.remove()
-            after.remove()
 
     def __getstate__(self) -> dict[str, Any]:
         # torch's own leaves out whatever a subclass adds.

@@ -106,7 +106,7 @@ class PairedTest:
         if scale == 0.0 or not math.isfinite(scale):
             return self.fallback(new, old)
         difference /= scale  # squares of very large or small losses would leave the range of numbers
-        mean, error = float(difference.mean()), float(difference.std()) / math.sqrt(len(difference))
+        mean, error = mean_and_error(difference)
         usual = float((old.double() / scale).abs().mean())  # a mean near zero says nothing about their size
         rounding = ROUNDING * torch.finfo(new.dtype).eps if new.is_floating_point() else 0.0
         return mean > rounding * usual and (mean > self.level * error or mean > (CEILING - 1.0) * usual)

@@ -8,9 +8,12 @@ taken out before torch sees it and copied into our buffers afterwards.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from adaqn.optim.counters import FORMAT, SIGNED
 from adaqn.optim.flat import FlatParameters
@@ -18,6 +21,20 @@ from adaqn.optim.memory import WORK, Layout, Memory
 from adaqn.optim.packed import Shapes
 
 Entry = dict[str, Any]
+TakeOut = Callable[[Optimizer, dict[str, Any]], dict[str, Any]]
+PutBack = Callable[[Optimizer], None]
+
+
+@contextmanager
+def around_torchs_loading(optimizer: Optimizer, take: TakeOut, place: PutBack) -> Iterator[None]:
+    """Within the block ``take`` is the last hook before torch's own loading, and ``place`` the first after it."""
+    before = optimizer.register_load_state_dict_pre_hook(take)
+    after = optimizer.register_load_state_dict_post_hook(place, prepend=True)
+    try:
+        yield
+    finally:
+        before.remove()
+        after.remove()
 
 
 def saved_entries(state_dict: dict[str, Any], count: int) -> dict[int, Entry]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from adaqn.core.acceptance import SMALLEST_MULTIPLIER
+
 FORMAT = 4
 """Version of the saved state; raise it with any change, and migrate or refuse what is older."""
 
@@ -48,6 +50,10 @@ class Counters:
     def forget_best(self) -> None:
         """Losses of another monitor, or after weights were changed from outside, do not compare."""
         self.has_best, self.best_loss, self.best_error = 0, 0.0, 0.0
+
+    def halve_steps(self) -> None:
+        """D15 and D23: they were too large."""
+        self.step_multiplier = max(self.step_multiplier / 2.0, SMALLEST_MULTIPLIER)
 
     def note_best(self, loss: float, error: float) -> None:
         """An accepted average has that loss."""

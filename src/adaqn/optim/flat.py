@@ -9,7 +9,7 @@ may hold only this process's part of each parameter (:mod:`adaqn.optim.sharded`)
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -155,6 +155,14 @@ def fingerprint(vectors: Sequence[Tensor]) -> tuple[float, float]:
     signed = [v[0::2].sum(dtype=torch.float64) - v[1::2].sum(dtype=torch.float64) for v in vectors]
     norms = [torch.linalg.vector_norm(v, dtype=torch.float64) for v in vectors]
     return float(torch.stack(signed).sum()), float(torch.stack(norms).norm())
+
+
+def trainable(params: Iterable[Tensor]) -> list[Tensor]:
+    """Those that require a gradient, of which there must be one."""
+    found = [p for p in params if p.requires_grad]
+    if not found:
+        raise ValueError("no parameter requires a gradient: unfreeze what should be trained first")
+    return found
 
 
 def check_one_device(params: Sequence[Tensor]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adaqn.core.acceptance import BEST_FADES, SMALLEST_MULTIPLIER, PairedTest, halves_step, mean_and_error, mean_loss
+from adaqn.core.acceptance import BEST_FADES, PairedTest, halves_step, mean_and_error, mean_loss
 from adaqn.core.products import Reduce, local
 from adaqn.optim.base import HistoryOptimizer
 from adaqn.optim.buffers import BuffersSeen
@@ -42,7 +42,7 @@ class JudgingOptimizer(HistoryOptimizer):
             return new, None, False  # D15 judges the first cycle too, against the weights before the first step
         old = self._losses_at_anchor(m)
         if math.isfinite(mean_loss(old)):
-            return new, old, not is_finite or self._is_rejected(new, old) or self._has_climbed(m, new, old)  # D5
+            return new, old, not is_finite or self._is_rejected(new, old) or self._stops_a_climb(m, new, old)  # D5
         if is_finite and not m.counters.started:
             return new, None, False  # any number is better than none
         where = "the last accepted average" if m.counters.started else "the weights before the first step"
@@ -128,8 +128,8 @@ class JudgingOptimizer(HistoryOptimizer):
             )
         return bool(test(new, old))
 
-    def _has_climbed(self, m: Memory, new: Tensor, old: Tensor) -> bool:
-        """D23: cycles that are each worse by no more than noise may together lead far up."""
+    def _stops_a_climb(self, m: Memory, new: Tensor, old: Tensor) -> bool:
+        """D23: cycles that are each worse by no more than noise may together lead far up; smaller steps if they do."""
         test, c = self.options.acceptance, m.counters
         if not isinstance(test, PairedTest):
             return False
@@ -138,7 +138,7 @@ class JudgingOptimizer(HistoryOptimizer):
         if not test.has_climbed(new, old, (c.best_loss, c.best_error)):
             return False
         c.best_loss += BEST_FADES * max(0.0, mean_loss(old) - c.best_loss)
-        c.step_multiplier = max(c.step_multiplier / 2.0, SMALLEST_MULTIPLIER)
+        c.halve_steps()
         return True
 
     def _note_best(self, m: Memory, losses: Tensor | None) -> None:
@@ -150,7 +150,7 @@ class JudgingOptimizer(HistoryOptimizer):
         c, now = m.counters, m.counters.cycles + 1
         if self.options.reject_window:
             if halves_step(now, c.rejected_at, self.options.reject_window):
-                c.step_multiplier = max(c.step_multiplier / 2.0, SMALLEST_MULTIPLIER)
+                c.halve_steps()
             c.rejected_at = now
             return
         c.rejections_in_row = c.rejections_in_row + 1 if len(m.pairs) == 0 else 0

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from adaqn.optim import checkpoint
 from adaqn.optim.counters import Counters, migrated
 from adaqn.optim.events import CycleEvent
-from adaqn.optim.flat import FlatParameters, check_one_device
+from adaqn.optim.flat import FlatParameters, check_one_device, trainable
 from adaqn.optim.memory import Memory, number_names
 from adaqn.optim.model_curvature import ModelCurvature
 from adaqn.optim.monitor import RotatingMonitor
@@ -72,10 +72,7 @@ class StoredOptimizer(Optimizer):
         return [p for group in self.param_groups for p in group["params"]]
 
     def _trainable(self) -> list[Tensor]:
-        params = [p for p in self._parameters() if p.requires_grad]
-        if not params:
-            raise ValueError("no parameter requires a gradient: unfreeze what should be trained first")
-        return params
+        return trainable(self._parameters())
 
     def _flat(self, params: list[Tensor]) -> FlatParameters:
         """The vector of these parameters, as they lie on the processes at work now."""
@@ -99,19 +96,19 @@ class StoredOptimizer(Optimizer):
 
     def _current_memory(self) -> Memory:
         """The memory for the parameters that require gradients now; made anew when they have changed."""
-        trainable = self._trainable()
+        params = self._trainable()
         old = self._memory
         if old is None:
-            self._memory = self._new_memory(self._flat(trainable))
-        elif not old.flat.covers(trainable):
+            self._memory = self._new_memory(self._flat(params))
+        elif not old.flat.covers(params):
             warnings.warn(
                 f"the trainable parameters changed (from {len(old.flat.params)} tensors on {old.flat.device} to "
-                f"{len(trainable)} on {trainable[0].device}): the curvature history restarts; H0 keeps what it knows "
+                f"{len(params)} on {params[0].device}): the curvature history restarts; H0 keeps what it knows "
                 "of those that stay",
                 stacklevel=frames_to_caller(),
             )
             counters = old.counters
-            self._memory = rebuilt(old, self._flat(trainable), lambda flat: self._new_memory(flat, counters))
+            self._memory = rebuilt(old, self._flat(params), lambda flat: self._new_memory(flat, counters))
             self._anchor_losses = None
         if self._memory is not old:
             self._show_state()
@@ -165,14 +162,8 @@ class StoredOptimizer(Optimizer):
                     self._monitor.position = self._memory.counters.monitor_position
             self._show_state()
 
-        # The last hook before torch's own loading, and the first after it.
-        before = self.register_load_state_dict_pre_hook(take)
-        after = self.register_load_state_dict_post_hook(place, prepend=True)
-        try:
+        with checkpoint.around_torchs_loading(self, take, place):
             super().load_state_dict(state_dict)
-        finally:
-            before.remove()
-            after.remove()
 
     def __getstate__(self) -> dict[str, Any]:
         # torch's own leaves out whatever a subclass adds; what schedulers patch in must stay out.

@@ -98,6 +98,12 @@ class Row:
         tried = self.tried()
         return step_size(self.default, best_rung(tried)) if tried else None
 
+    @property
+    def best_is_at_end(self) -> bool:
+        """Is the best step size the smallest or the largest of those tried?"""
+        tried = self.tried()
+        return best_rung(tried) in (min(tried), max(tried))
+
     def due(self, points: int, seeds: int) -> list[RunConfig]:
         """The runs that may be made now: step sizes first, then the other seeds at the best and at the default one."""
         rungs = due(self.tried(), points)

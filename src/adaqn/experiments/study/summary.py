@@ -12,7 +12,6 @@ from adaqn.experiments.config import RunConfig
 from adaqn.experiments.optimizers import entry
 from adaqn.experiments.study.cells import Cell, Plan
 from adaqn.experiments.study.results import Row, number
-from adaqn.experiments.study.search import step_size
 from adaqn.experiments.study.timing import known_times
 
 YARDSTICK = "adam"
@@ -95,7 +94,7 @@ def _line(row: Row, seeds: int, milliseconds: float | None, goal: float | None) 
         config=replace(row.base, lr=lr),
         runs=runs,
         lr=lr,
-        at_end=lr in {step_size(row.default, end) for end in (min(row.tried()), max(row.tried()))},
+        at_end=row.best_is_at_end,
         seeds=len(runs),
         test=[number(end["test_loss"]) for end in ends],
         averaged=[number(end.get("average_test_loss")) for end in ends],
