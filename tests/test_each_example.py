@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss, smooth_l1_loss
 
 from adaqn import Monitor
-from adaqn.optim.each_example import EachExample
+from adaqn.evaluation.losses import EachExample
 
 torch.manual_seed(0)
 SCORES, CLASSES = torch.randn(6, 4), torch.tensor([0, 1, 2, 3, 1, 1])

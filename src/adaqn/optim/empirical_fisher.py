@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from adaqn.core.curvature import empirical_fisher_product
-from adaqn.optim.each_example import LossFunction
+from adaqn.evaluation.losses import LossFunction
 from adaqn.optim.model_curvature import BatchCurvature, Losses
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adaqn.optim.each_example import LossFunction
+from adaqn.evaluation.losses import LossFunction
 from adaqn.optim.model_curvature import BatchCurvature, Losses
 
 

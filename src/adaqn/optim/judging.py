@@ -10,11 +10,12 @@ from torch import Tensor
 
 from adaqn.core.acceptance import BEST_FADES, PairedTest, halves_step, mean_and_error, mean_loss
 from adaqn.core.products import Reduce, local
+from adaqn.evaluation.losses import monitored_loss
+from adaqn.evaluation.undisturbed import BuffersSeen
 from adaqn.optim.base import HistoryOptimizer
-from adaqn.optim.buffers import BuffersSeen
 from adaqn.optim.distributed import check_same
 from adaqn.optim.memory import Memory
-from adaqn.optim.monitor import RotatingMonitor, monitored_loss
+from adaqn.optim.monitor import RotatingMonitor
 from adaqn.optim.sharded import FlatShards
 
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from adaqn.core.curvature import Curvature
-from adaqn.optim.each_example import LossFunction
+from adaqn.evaluation.losses import LossFunction, batch_loss, check_batch
+from adaqn.evaluation.undisturbed import precision, undisturbed
 from adaqn.optim.flat import FlatParameters, as_real
-from adaqn.optim.monitor import batch_loss, check_batch, precision, undisturbed
 
 Losses = Callable[[Sequence[Tensor]], Tensor]
 """Parameters → their loss on one batch."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import numbers
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from adaqn.optim.each_example import EachExample, LossFunction
+from adaqn.evaluation.losses import EachExample, LossFunction, batch_loss, check_batch, monitored_loss
+from adaqn.evaluation.undisturbed import precision, undisturbed
 
 
 class Monitor:
@@ -120,82 +119,3 @@ class RotatingMonitor(Monitor):
     def advance(self) -> None:
         """The next batch, after the last the first."""
         self.position += 1
-
-
-def precision(model: nn.Module, autocast: torch.dtype | None) -> torch.autocast:
-    """Autocast with that dtype, or none, whatever the caller has; never with weights that the caller's has cached."""
-    device = next((p.device.type for p in model.parameters()), "cpu")
-    return torch.autocast(device, dtype=autocast, enabled=autocast is not None, cache_enabled=False)
-
-
-def batch_loss(model: Callable[..., Any], loss_fn: LossFunction, batch: Any) -> Tensor:
-    """The loss of a model, or of a function in its place, on ``(*inputs, target)`` or a mapping."""
-    if isinstance(batch, Mapping):
-        return loss_fn(model(**batch), batch)
-    *inputs, target = batch
-    return loss_fn(model(*inputs), target)
-
-
-def check_batch(batch: Any) -> None:
-    if isinstance(batch, Mapping) or (isinstance(batch, Sequence) and len(batch) >= 2):
-        return
-    raise ValueError(
-        f"a batch is (*inputs, target) or a mapping of arguments, got {type(batch).__name__}: "
-        "for anything else give a function of your own that returns the loss"
-    )
-
-
-@contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Eval mode within the block; modes, buffers and torch's random state as before after it."""
-    modes = [(module, module.training) for module in model.modules()]
-    buffers = [
-        (module, name, buffer, buffer.clone())
-        for module in model.modules()
-        for name, buffer in module.named_buffers(recurse=False)
-    ]
-    devices = {buffer.device for _, _, buffer, _ in buffers} | {p.device for p in model.parameters()}
-    with _random_state_kept(devices):
-        model.eval()
-        try:
-            yield
-        finally:
-            for module, training in modes:
-                module.training = training
-            with torch.no_grad():
-                for module, name, buffer, value in buffers:
-                    module._buffers[name] = buffer.copy_(value)
-
-
-def _random_state_kept(devices: set[torch.device]) -> Any:
-    accelerators = [d for d in devices if d.type not in ("cpu", "meta")]
-    if not accelerators:
-        return torch.random.fork_rng(devices=[])
-    indices = [d.index if d.index is not None else 0 for d in accelerators]
-    return torch.random.fork_rng(devices=indices, device_type=accelerators[0].type)
-
-
-def monitored_loss(monitor: Callable[[], Any]) -> Tensor:
-    """Call a monitor of any make; returns a detached scalar or 1-D tensor, float32 or wider."""
-    loss = monitor()
-    if isinstance(loss, numbers.Real):
-        return torch.tensor(float(loss), dtype=torch.float64)
-    if not isinstance(loss, Tensor):
-        raise TypeError(
-            f"the monitor returned {type(loss).__name__}: it must return a scalar loss or a 1-D "
-            "tensor of per-example losses"
-        )
-    if loss.dim() > 1 or loss.numel() == 0:
-        raise ValueError(
-            f"the monitor returned a tensor of shape {tuple(loss.shape)}: it must return a scalar "
-            "loss or a non-empty 1-D tensor of per-example losses"
-        )
-    return widened(loss.detach())
-
-
-def widened(loss: Tensor) -> Tensor:
-    """Losses as float32 or wider, so that their mean is not rounded away."""
-    return loss if loss.dtype == torch.float64 else loss.float()
-
-
-__all__ = ["Monitor", "RotatingMonitor", "batch_loss", "monitored_loss", "undisturbed"]

@@ -1,11 +1,13 @@
-"""One loss per example from a loss function that averages, where the function itself offers that."""
+"""The loss of a model on one batch: of each example where its loss function offers that, and wide enough to average."""
 
 from __future__ import annotations
 
 import copy
 import functools
 import inspect
-from collections.abc import Callable
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -64,3 +66,43 @@ def _without_reduction(loss_fn: LossFunction) -> LossFunction | None:
 def _close(a: Tensor, b: Tensor) -> bool:
     tolerance = max(1e-5, 8.0 * torch.finfo(b.dtype).eps)
     return bool(torch.isclose(a.double(), b.double(), rtol=tolerance, atol=0.0, equal_nan=True))
+
+
+def batch_loss(model: Callable[..., Any], loss_fn: LossFunction, batch: Any) -> Tensor:
+    """The loss of a model, or of a function in its place, on ``(*inputs, target)`` or a mapping."""
+    if isinstance(batch, Mapping):
+        return loss_fn(model(**batch), batch)
+    *inputs, target = batch
+    return loss_fn(model(*inputs), target)
+
+
+def check_batch(batch: Any) -> None:
+    if isinstance(batch, Mapping) or (isinstance(batch, Sequence) and len(batch) >= 2):
+        return
+    raise ValueError(
+        f"a batch is (*inputs, target) or a mapping of arguments, got {type(batch).__name__}: "
+        "for anything else give a function of your own that returns the loss"
+    )
+
+
+def monitored_loss(monitor: Callable[[], Any]) -> Tensor:
+    """Call a monitor of any make; returns a detached scalar or 1-D tensor, float32 or wider."""
+    loss = monitor()
+    if isinstance(loss, numbers.Real):
+        return torch.tensor(float(loss), dtype=torch.float64)
+    if not isinstance(loss, Tensor):
+        raise TypeError(
+            f"the monitor returned {type(loss).__name__}: it must return a scalar loss or a 1-D "
+            "tensor of per-example losses"
+        )
+    if loss.dim() > 1 or loss.numel() == 0:
+        raise ValueError(
+            f"the monitor returned a tensor of shape {tuple(loss.shape)}: it must return a scalar "
+            "loss or a non-empty 1-D tensor of per-example losses"
+        )
+    return widened(loss.detach())
+
+
+def widened(loss: Tensor) -> Tensor:
+    """Losses as float32 or wider, so that their mean is not rounded away."""
+    return loss if loss.dtype == torch.float64 else loss.float()
