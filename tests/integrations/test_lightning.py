@@ -7,42 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger
+from lightning_module import Regression, loader
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
-from adaqn import OLBFGS, AdaQN, Monitor
+from adaqn import OLBFGS, AdaQN, Monitor, StorageOptions
 from adaqn.integrations.lightning import MonitorCallback
+from limits import LIMIT
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated",
     "ignore:The 'train_dataloader' does not have many workers",
 )
-
-
-class Regression(LightningModule):
-    def __init__(self, make=AdaQN):
-        super().__init__()
-        torch.manual_seed(1)
-        self.net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1))
-        self.make = make
-
-    def forward(self, x):
-        return self.net(x)
-
-    def training_step(self, batch):
-        x, target = batch
-        return nn.functional.mse_loss(self(x), target)
-
-    def configure_optimizers(self):
-        return self.make(self.parameters())
-
-
-def loader(**options):
-    generator = torch.Generator().manual_seed(3)
-    x = torch.randn(256, 6, generator=generator)
-    return DataLoader(TensorDataset(x, torch.sin(x.sum(1, keepdim=True))), batch_size=16, **options)
 
 
 def fit(module, callback, data=None, **options):
@@ -94,7 +71,7 @@ def test_accumulated_gradients_make_one_step():
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])
 def test_precisions(precision):
-    module = Regression(lambda params: AdaQN(params, master_weights=precision == "bf16-true"))
+    module = Regression(lambda params: AdaQN(params, storage=StorageOptions(master_weights=precision == "bf16-true")))
     opt = fit(module, MonitorCallback(nn.MSELoss()), precision=precision)
     assert opt.stats.cycles == 6
     assert weights(module).isfinite().all()
@@ -142,7 +119,7 @@ def test_two_processes_agree_and_resume(tmp_path):
     script = str(Path(__file__).parent / "lightning_processes.py")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*command, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=240)
+    done = subprocess.run([*command, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr[-3000:]
     first, second = (torch.load(tmp_path / f"rank-{rank}.pt", weights_only=True) for rank in range(2))
     assert not torch.equal(first["whole"]["monitored"], second["whole"]["monitored"]), "each has its share of the data"

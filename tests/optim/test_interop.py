@@ -6,6 +6,8 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
+from adaqn import PairOptions
+from inside import kept
 from oracles import NoisyValley, Vector, quiet, run
 
 
@@ -72,13 +74,13 @@ def test_gradient_accumulation_is_the_large_batch():
 def test_clipped_gradients_are_what_the_history_sees():
     x, target = data()
     net = Net()
-    opt = quiet(net.parameters(), cycle_length=3, fisher_size=5)
+    opt = quiet(net.parameters(), cycle_length=3, pairs=PairOptions(fisher_size=5))
     for _ in range(8):
         opt.zero_grad()
         nn.functional.mse_loss(net(x), target).backward()
         nn.utils.clip_grad_norm_(net.parameters(), 1e-3)
         opt.step()
-    assert (opt._memory.buffers["fisher"].norm(dim=1) <= 1e-3 * 1.001).all()
+    assert (kept(opt, "fisher").norm(dim=1) <= 1e-3 * 1.001).all()
 
 
 def test_autocast_training():
