@@ -1,16 +1,22 @@
-"""D23: cycles that are each worse by no more than their noise must not lead far up together."""
+"""Which cycles are rejected, and which rejections halve the steps (D5, D7, D11, D13, D15, D23)."""
 
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
+from math import nan
 
 import pytest
 import torch
+from adaqn.optim.judge import Judge, Losses
 from torch import Tensor, nn
 
-from adaqn import AdaQN, Monitor, RotatingMonitor
-from adaqn.core.acceptance import PairedTest
+from adaqn import AdaQN, Monitor, Outcome, RejectOptions, RotatingMonitor
+from adaqn.core.acceptance import SMALLEST_MULTIPLIER as FLOOR
+from adaqn.core.acceptance import FactorTest, PairedTest
+from adaqn.optim.events import Counters
 from inside import number
+from oracles import NoisyValley, Vector, as_printed, run
 
 ENTROPY = nn.CrossEntropyLoss()
 
@@ -132,3 +138,141 @@ def test_rounding_is_no_rise():
     old = torch.rand(128) + 1.0
     assert not PairedTest()(torch.nextafter(old, torch.full_like(old, 9.0)), old)
     assert PairedTest()(old + 1e-3, old)
+
+
+# ---------------------------------------------------------------------- verdicts
+
+
+RISE = Losses(new=torch.tensor(2.0), old=torch.tensor(1.0))
+FALL = Losses(new=torch.tensor(1.0), old=torch.tensor(2.0))
+FACTOR, PAIRED = FactorTest(1.01), PairedTest(3.0)
+
+
+def noisy(mean: float, seed: int, spread: float = 1.0) -> Tensor:
+    """The losses above in an order of their own: what differs between two of these is noise."""
+    return losses(mean, spread)[torch.randperm(100, generator=torch.Generator().manual_seed(seed))]
+
+
+CLIMB = Losses(new=noisy(1.35, 1), old=noisy(1.25, 2))
+"""Within the noise of one cycle, and above a best loss of 1 beyond its standard error of 0.1."""
+
+
+def counters(**values) -> Counters:
+    return Counters(**{"started": 1, "cycles": 20, **values})
+
+
+BEST = {"has_best": 1, "best_loss": 1.0, "best_error": 0.1}
+CASES = {
+    # name: (judge, losses, counters, pairs in memory, (rejected, why, halve))
+    "no monitor": (Judge(FACTOR), Losses(), counters(), 0, (False, "", False)),
+    "no test": (Judge(None), RISE, counters(), 0, (False, "", False)),
+    "better": (Judge(FACTOR, window=10), FALL, counters(rejected_at=19), 0, (False, "", False)),
+    "worse": (Judge(FACTOR), RISE, counters(), 3, (True, "worse", False)),
+    "no number": (Judge(None), Losses(is_number=False), counters(), 3, (True, "not finite", False)),
+    "nan": (Judge(FACTOR), Losses(torch.tensor(nan), torch.tensor(1.0)), counters(), 3, (True, "worse", False)),
+    "a set that cannot judge": (Judge(FACTOR), Losses(torch.tensor(9.0), torch.tensor(nan)), counters(), 3, (False, "", False)),
+    "D11, one of two": (Judge(FACTOR, patience=2), RISE, counters(), 0, (True, "worse", False)),
+    "D11, two": (Judge(FACTOR, patience=2), RISE, counters(rejections_in_row=1), 0, (True, "worse", True)),
+    "D11, with pairs": (Judge(FACTOR, patience=2), RISE, counters(rejections_in_row=1), 1, (True, "worse", False)),
+    "D11, never": (Judge(FACTOR, patience=0), RISE, counters(rejections_in_row=0), 0, (True, "worse", False)),
+    "D15, the first": (Judge(FACTOR, window=10), RISE, counters(), 3, (True, "worse", False)),
+    "D15, within": (Judge(FACTOR, window=10), RISE, counters(rejected_at=11), 3, (True, "worse", True)),
+    "D15, beyond": (Judge(FACTOR, window=10), RISE, counters(rejected_at=10), 3, (True, "worse", False)),
+    "D15, no number": (Judge(None, window=10), Losses(is_number=False), counters(rejected_at=19), 3, (True, "not finite", True)),
+    "D23": (Judge(PAIRED), CLIMB, counters(**BEST), 3, (True, "climbed", True)),
+    "D23 and D15": (Judge(PAIRED, window=10), CLIMB, counters(**BEST, rejected_at=19), 3, (True, "climbed", True)),
+    "D23, no best yet": (Judge(PAIRED), CLIMB, counters(), 3, (False, "", False)),
+    "D23, not by factor": (Judge(FactorTest(2.0)), CLIMB, counters(**BEST), 3, (False, "", False)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_verdicts(name):
+    judge, seen, known, pairs, expected = CASES[name]
+    before = copy.deepcopy(known)
+    verdict = judge.verdict(seen, known, pairs)
+    assert (verdict.rejected, verdict.why, verdict.halve) == expected
+    assert known == before, "a verdict changes nothing by itself"
+    assert judge.verdict(seen, known, pairs) == verdict
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_a_verdict_halves_the_steps_once_and_not_below_the_floor(name):
+    judge, seen, known, pairs, (_, _, halve) = CASES[name]
+    for multiplier in (1.0, 0.5, FLOOR):
+        now = replace(known, step_multiplier=multiplier)
+        judge.verdict(seen, now, pairs).apply_to(now)
+        assert now.step_multiplier == max(multiplier / 2 if halve else multiplier, FLOOR)
+
+
+def test_the_best_loss_fades_only_when_it_rejects():
+    known = counters(**BEST)
+    Judge(PAIRED).verdict(CLIMB, known, 3).apply_to(known)
+    assert known.best == (pytest.approx(1.0 + 0.1 * 0.25), 0.1)
+    Judge(PAIRED).verdict(Losses(noisy(0.5, 3), noisy(1.25, 2)), known, 3).apply_to(known)
+    assert known.best == (pytest.approx(0.5), pytest.approx(0.1))
+
+
+def test_weights_that_are_lost_count_where_there_is_a_window():
+    """D13: D11 does not count them."""
+    assert not Judge(None, patience=1).lost(counters(), 0).halve
+    assert Judge(None, window=5).lost(counters(rejected_at=18), 0).halve
+
+
+# ---------------------------------------------------------------------- the step multiplier of an optimizer
+
+
+class Written:
+    """A monitor whose answers are written down in advance, the last one for ever; asked for candidates alone."""
+
+    def __init__(self, *answers) -> None:
+        self.answers = list(answers)
+
+    def __call__(self):
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+
+def judged(monitor, steps: int, reject: RejectOptions):
+    """One cycle per step; returns the optimizer and the multiplier after each."""
+    problem = NoisyValley()
+    model, events = Vector(problem.w0), []
+    opt = as_printed(
+        model.parameters(), lr=0.05, cycle_length=1, monitor=monitor, reject=reject, on_cycle=events.append
+    )
+    run(opt, model, problem, range(steps))
+    return opt, [(event.outcome, event.step_multiplier) for event in events]
+
+
+def test_a_cycle_that_two_rules_call_too_long_is_halved_once():
+    """D23 at a cycle within the window of D15."""
+    answers = [noisy(1.0, 1), noisy(1.1, 2), noisy(1.25, 3), noisy(1.35, 4), noisy(1.40, 5), noisy(1.40, 6)]
+    opt, found = judged(Written(*answers), 5, RejectOptions("paired", window=10))
+    assert [outcome for outcome, _ in found[:2]] == [Outcome.STARTED, Outcome.STORED]
+    assert found[2:] == [(Outcome.REJECTED, 0.5), (Outcome.REJECTED, 0.25), (Outcome.REJECTED, 0.125)]
+    assert opt.stats.step_multiplier == 0.125
+
+
+WORSE = (1.0, 2.0)
+CLIMBING = (noisy(1.0, 1), noisy(1.1, 2), noisy(9.0, 3, spread=50.0))
+
+
+@pytest.mark.filterwarnings("ignore:50 cycles in a row")
+@pytest.mark.parametrize(
+    "reject, answers",
+    [
+        (RejectOptions("factor", patience=1), WORSE),
+        (RejectOptions("factor", window=1), (1.0, 1.0, 2.0)),
+        (RejectOptions("paired", window=10), CLIMBING),
+        (RejectOptions("paired", patience=1), CLIMBING[1:]),
+    ],
+    ids=["D11", "D15", "D15 and D23", "D11 and D23"],
+)
+def test_no_rule_shrinks_the_steps_to_nothing(reject, answers):
+    """1,100 rejections in a row: halved as often, a float would be 0, and explain() would divide by it."""
+    opt, found = judged(Written(*answers), 1101, reject)
+    assert opt.stats.rejected == 1100
+    assert opt.stats.step_multiplier == FLOOR == 2.0**-80
+    assert "rejected" in str(opt.explain())
+    rejected = [multiplier for outcome, multiplier in found if outcome is Outcome.REJECTED]
+    for before, after in zip(rejected, rejected[1:], strict=False):
+        assert after in (before, max(before / 2, FLOOR))
