@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from itertools import pairwise
 from math import nan
 
 import pytest
@@ -162,15 +163,17 @@ def counters(**values) -> Counters:
 
 
 BEST = {"has_best": 1, "best_loss": 1.0, "best_error": 0.1}
+LOST = Losses(is_number=False)
+TO_NAN = Losses(new=torch.tensor(nan), old=torch.tensor(1.0))
+FROM_NAN = Losses(new=torch.tensor(9.0), old=torch.tensor(nan))
 CASES = {
-    # name: (judge, losses, counters, pairs in memory, (rejected, why, halve))
     "no monitor": (Judge(FACTOR), Losses(), counters(), 0, (False, "", False)),
     "no test": (Judge(None), RISE, counters(), 0, (False, "", False)),
     "better": (Judge(FACTOR, window=10), FALL, counters(rejected_at=19), 0, (False, "", False)),
     "worse": (Judge(FACTOR), RISE, counters(), 3, (True, "worse", False)),
-    "no number": (Judge(None), Losses(is_number=False), counters(), 3, (True, "not finite", False)),
-    "nan": (Judge(FACTOR), Losses(torch.tensor(nan), torch.tensor(1.0)), counters(), 3, (True, "worse", False)),
-    "a set that cannot judge": (Judge(FACTOR), Losses(torch.tensor(9.0), torch.tensor(nan)), counters(), 3, (False, "", False)),
+    "no number": (Judge(None), LOST, counters(), 3, (True, "not finite", False)),
+    "nan": (Judge(FACTOR), TO_NAN, counters(), 3, (True, "worse", False)),
+    "a set that cannot judge": (Judge(FACTOR), FROM_NAN, counters(), 3, (False, "", False)),
     "D11, one of two": (Judge(FACTOR, patience=2), RISE, counters(), 0, (True, "worse", False)),
     "D11, two": (Judge(FACTOR, patience=2), RISE, counters(rejections_in_row=1), 0, (True, "worse", True)),
     "D11, with pairs": (Judge(FACTOR, patience=2), RISE, counters(rejections_in_row=1), 1, (True, "worse", False)),
@@ -178,12 +181,13 @@ CASES = {
     "D15, the first": (Judge(FACTOR, window=10), RISE, counters(), 3, (True, "worse", False)),
     "D15, within": (Judge(FACTOR, window=10), RISE, counters(rejected_at=11), 3, (True, "worse", True)),
     "D15, beyond": (Judge(FACTOR, window=10), RISE, counters(rejected_at=10), 3, (True, "worse", False)),
-    "D15, no number": (Judge(None, window=10), Losses(is_number=False), counters(rejected_at=19), 3, (True, "not finite", True)),
+    "D15, no number": (Judge(None, window=10), LOST, counters(rejected_at=19), 3, (True, "not finite", True)),
     "D23": (Judge(PAIRED), CLIMB, counters(**BEST), 3, (True, "climbed", True)),
     "D23 and D15": (Judge(PAIRED, window=10), CLIMB, counters(**BEST, rejected_at=19), 3, (True, "climbed", True)),
     "D23, no best yet": (Judge(PAIRED), CLIMB, counters(), 3, (False, "", False)),
     "D23, not by factor": (Judge(FactorTest(2.0)), CLIMB, counters(**BEST), 3, (False, "", False)),
 }  # fmt: skip
+"""The rules, the losses, the counters, the pairs in memory → (rejected, why, halve)."""
 
 
 @pytest.mark.parametrize("name", list(CASES))
@@ -209,7 +213,7 @@ def test_the_best_loss_fades_only_when_it_rejects():
     known = counters(**BEST)
     Judge(PAIRED).verdict(CLIMB, known, 3).apply_to(known)
     assert known.best == (pytest.approx(1.0 + 0.1 * 0.25), 0.1)
-    Judge(PAIRED).verdict(Losses(noisy(0.5, 3), noisy(1.25, 2)), known, 3).apply_to(known)
+    Judge(PAIRED).verdict(Losses(new=noisy(0.5, 3), old=noisy(1.25, 2)), known, 3).apply_to(known)
     assert known.best == (pytest.approx(0.5), pytest.approx(0.1))
 
 
@@ -274,5 +278,5 @@ def test_no_rule_shrinks_the_steps_to_nothing(reject, answers):
     assert opt.stats.step_multiplier == FLOOR == 2.0**-80
     assert "rejected" in str(opt.explain())
     rejected = [multiplier for outcome, multiplier in found if outcome is Outcome.REJECTED]
-    for before, after in zip(rejected, rejected[1:], strict=False):
+    for before, after in pairwise(rejected):
         assert after in (before, max(before / 2, FLOOR))
