@@ -78,7 +78,20 @@ def test_precisions(precision):
 
 
 def test_a_method_that_runs_the_closure_twice():
-    assert fit(Regression(lambda params: OLBFGS(params, lr=0.01)), MonitorCallback(nn.MSELoss())).stats.stored > 0
+    module, plain = (Regression(lambda params: OLBFGS(params, lr=0.01)) for _ in range(2))
+    opt, expected = fit(module, MonitorCallback(nn.MSELoss()), max_epochs=1), plain.configure_optimizers()
+    for batch in loader():
+
+        def closure(batch=batch):
+            expected.zero_grad()
+            loss = plain.training_step(batch)
+            loss.backward()
+            return loss
+
+        expected.step(closure)
+    assert opt.stats == expected.stats
+    assert opt.stats.stored > 0
+    assert torch.equal(weights(module), weights(plain))
 
 
 def test_statistics_and_cycles_are_logged_and_listeners_still_hear(tmp_path):

@@ -124,6 +124,7 @@ def test_two_devices():
     assert len(opt.param_groups) == 1
     here.grad = torch.ones(2)
     opt.step()
+    assert opt.stats.steps == 1
 
 
 def test_options_of_the_whole_optimizer_in_a_group():

@@ -251,11 +251,16 @@ def test_no_test_of_the_users_own_stores_a_pair_without_curvature():
 
 
 def test_a_tensor_lr_of_one_element_is_a_number():
-    w = nn.Parameter(torch.tensor(1.0))
-    opt = quiet([w], lr=torch.tensor([0.1]), weight_decay=0.1)
-    w.grad = torch.tensor(1.0)
-    opt.step()
-    assert w < 1.0
+    weights = []
+    for lr in (0.1, torch.tensor([0.1])):
+        w = nn.Parameter(torch.tensor(1.0))
+        opt = quiet([w], lr=lr, weight_decay=0.1)
+        for _ in range(12):
+            w.grad = w.detach().clone()
+            opt.step()
+        weights.append(w.detach())
+    torch.testing.assert_close(*weights)
+    assert weights[0] < 1.0
 
 
 def test_copies_and_resets_inside_averaged():
@@ -263,9 +268,12 @@ def test_copies_and_resets_inside_averaged():
     model = Vector(problem.w0)
     opt = with_history(model, problem)
     with opt.averaged():
+        average = model.vector()
         other_model, other = copy.deepcopy((model, opt))
         with pytest.raises(RuntimeError, match=r"reset_history\(\) was called inside averaged"):
             opt.reset_history()
+    assert torch.equal(other_model.vector(), average)
+    assert not torch.equal(model.vector(), average)
     run(other, other_model, problem, range(23, 26))
     assert other.stats.steps == 26
 

@@ -67,7 +67,8 @@ def test_the_parts_cannot_be_changed_by_accident(kind):
 def test_everything_of_the_face_is_exported():
     wanted = {
         "PairOptions", "RejectOptions", "StorageOptions", "Preset", "Scaling", "Adagrad", "RMSProp", "Adam",
-        "Kronecker", "BarzilaiBorwein", "Curvature", "AccumulatedFisher", "BatchCurvature", "QuasiNewton", "AdaQN", "OLBFGS", "RES",
+        "Kronecker", "BarzilaiBorwein", "Curvature", "AccumulatedFisher", "BatchCurvature", "QuasiNewton", "AdaQN",
+        "OLBFGS", "RES",
         "SQN", "SdLBFGS", "PRESETS", "Monitor", "RotatingMonitor", "EmpiricalFisher", "HessianProduct", "Outcome",
         "Stats", "CycleEvent",
     }  # fmt: skip

@@ -134,6 +134,7 @@ def test_adding_a_group_before_training_is_silent():
     model.set_gradient(torch.ones(12))
     opt.step()
     assert opt.stats.steps == 1
+    assert torch.equal(extra, torch.ones(3))  # it had no gradient
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -196,10 +197,17 @@ def test_reset_history_starts_from_the_weights_as_they_are():
     assert torch.equal(kept(opt, "anchor"), model.vector())
     assert torch.equal(kept(opt, "master"), model.vector())
     assert torch.equal(kept(opt, "scaling_sum"), known)
-    before = model.vector()
+    before, g = model.vector(), problem.gradient(model.vector(), 23)
     run(opt, model, problem, range(23, 24))
-    assert (model.vector() - before).norm() < 1.0
-    quiet(model.parameters()).reset_history()  # before the first step there is nothing to reset
+    torch.testing.assert_close(before - model.vector(), 0.05 * g * (known + g**2).rsqrt())  # H0's step alone
+
+
+def test_before_the_first_step_there_is_nothing_to_reset():
+    model = Vector(torch.ones(12))
+    opt = quiet(model.parameters())
+    opt.reset_history()
+    assert not opt.state
+    assert opt.stats.steps == 0
 
 
 @pytest.mark.parametrize("eps", [1e-4, 1e9])
