@@ -237,7 +237,8 @@ def test_a_pair_whose_square_underflows_is_skipped():
     for _ in range(4):
         w.grad = torch.full((2,), 1e-12)
         opt.step()
-    assert opt.stats.stored == 0
+    assert (opt.stats.stored, opt.stats.skipped) == (0, 3)
+    assert opt.scaling.factor == 1.0
 
 
 def test_no_test_of_the_users_own_stores_a_pair_without_curvature():

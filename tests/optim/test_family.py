@@ -430,11 +430,20 @@ def test_a_step_of_length_zero_says_nothing_about_the_scaling():
 
 
 def test_one_hessian_product_serves_two_optimizers():
-    one, two = Valley(), Valley()
-    both = torch.nn.ModuleList([one, two])
-    shared = HessianProduct(both, loss_of, valley_batches())
-    first, second = SQN(one.parameters(), curvature=shared), SQN(two.parameters(), curvature=shared)
-    assert inside.method(first).curvature is not inside.method(second).curvature
+    """Each has its own place in the batches: what one takes is not missing to the other."""
+    model, alone = Valley(), Valley()
+    shared = HessianProduct(model, loss_of, valley_batches())
+    one, two = (SQN([p], lr=0.05, curvature=shared, cycle_length=2) for p in (model.w, model.unused))
+    expected = SQN([alone.w], lr=0.05, curvature=HessianProduct(alone, loss_of, valley_batches()), cycle_length=2)
+    for _ in range(12):
+        for net, optimizers in ((model, (one, two)), (alone, (expected,))):
+            net.zero_grad()
+            net(torch.zeros(6, dtype=torch.float64)).backward()
+            net.unused.grad = net.unused.detach().clone()
+            for opt in optimizers:
+                opt.step()
+    assert expected.stats.stored == 5
+    assert torch.equal(model.w, alone.w)
 
 
 def test_the_state_of_another_method_is_refused():

@@ -80,7 +80,7 @@ def test_clipped_gradients_are_what_the_history_sees():
         nn.functional.mse_loss(net(x), target).backward()
         nn.utils.clip_grad_norm_(net.parameters(), 1e-3)
         opt.step()
-    assert (kept(opt, "fisher").norm(dim=1) <= 1e-3 * 1.001).all()
+    torch.testing.assert_close(kept(opt, "fisher").norm(dim=1), torch.full((5,), 1e-3), rtol=0.01, atol=0.0)
 
 
 def test_autocast_training():

@@ -73,6 +73,7 @@ def test_a_low_precision_loss_is_reduced_in_float32():
     losses = torch.linspace(1, 2, 999).bfloat16()
     model = nn.Linear(1, 1).bfloat16()
     monitor = Monitor(model, lambda out, target: losses, (torch.ones(1, 1).bfloat16(), None))
+    assert torch.equal(monitor(), losses.float())
     assert monitor().dtype == torch.float32
 
 
