@@ -42,6 +42,12 @@ def buffers(opt: Any) -> dict[str, Tensor]:
     return state(opt).buffers
 
 
+def held(opt: Any) -> list[Tensor]:
+    """Every tensor that it holds: what is kept between steps, and the two vectors of work space."""
+    m = state(opt)
+    return [m.scratch.gradient, m.scratch.direction, m.gram, *m.buffers.values()]
+
+
 def method(opt: Any) -> Any:
     """The parts and numbers that the method is made of."""
     return opt._method

@@ -135,7 +135,7 @@ def test_private_members_of_an_optimizer_are_touched_in_one_place():
     touched = {
         f"{file.name}:{node.lineno}"
         for file in tests.rglob("*.py")
-        if file.name != "inside.py"
+        if file.name != "inside.py" and file.parent.name != "baselines"  # these are no quasi-Newton optimizers
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.Attribute) and node.attr in names
     }

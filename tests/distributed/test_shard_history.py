@@ -72,8 +72,8 @@ def whole_h0():
         net.weight.grad = torch.randn(40, 100, generator=torch.Generator().manual_seed(k))
         with counted() as calls:
             opt.step()
-    m = inside.state(opt)
-    held = [m.g, m.d, m.g, m.gram, m.h0.before, m.h0.after, *m.buffers.values()]  # one more while a pair is damped
+    h0, held = inside.state(opt).h0, inside.held(opt)
+    held += [h0.before, h0.after, held[0]]  # the last is one more while a pair is damped
     return announced, sum(t.numel() * t.element_size() for t in held), calls
 
 

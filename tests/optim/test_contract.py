@@ -45,7 +45,8 @@ def test_stored_pairs_curve_upwards_and_change_the_step(info: OptimizerInfo):
     assert len(pairs) == opt.stats.pairs >= 3
     assert all(s.double() @ y.double() > 0 for s, y in pairs)
     g = problem.gradient(model.vector(), 30)
-    assert relative_error(inside.direction(opt, g), opt.scaling.apply(g, out=torch.empty_like(g))) > 0.01
+    if info.name != "sqn":  # whose Hessian is the identity here, as its H0
+        assert relative_error(inside.direction(opt, g), opt.scaling.apply(g, out=torch.empty_like(g))) > 0.01
 
 
 @EVERY
@@ -203,10 +204,9 @@ def test_state_is_as_large_as_announced(info: OptimizerInfo):
     opt = info(model.parameters())
     announced = opt.state_size()
     run_on_noise(opt, model, 20)
-    m = inside.state(opt)
-    held = [m.g, m.d, m.gram, *m.buffers.values()]
+    held = inside.held(opt)
     if isinstance(inside.method(opt).repair, TowardsH0):
-        held.append(m.g)  # H0⁻¹s, while a pair is damped
+        held.append(held[0])  # H0⁻¹s, while a pair is damped
     assert announced == sum(t.numel() * t.element_size() for t in held) == opt.state_size()
 
 

@@ -119,22 +119,23 @@ def train(opt, model, data, steps):
 def test_the_product_is_taken_at_the_candidate_and_the_weights_stay():
     model, data = Recurrent("RNN"), batch()
     opt = training(model, data)
-    seen = []
-    product = inside.method(opt).curvature.product
+    train(opt, model, data, 1)
+    seen, curvature = [], inside.state(opt).curvature
+    product = curvature.product
 
     def spy(s, candidate, out):
         before = [p.detach().clone() for p in model.parameters()]
         y = product(s.clone(), candidate, out)
         assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
-        seen.append((y.clone(), s.clone(), candidate.clone(), inside.method(opt).curvature.position - 1))
+        seen.append((y.clone(), s.clone(), candidate.clone(), curvature.position - 1))
         return y
 
-    inside.method(opt).curvature.product = spy
-    train(opt, model, data, 6)
+    curvature.product = spy
+    train(opt, model, data, 5)
     y, s, candidate, position = seen[-1]
     flat = FlatParameters(list(model.parameters()))
     with flat.swapped(candidate, backup=flat.new()):
-        expected = explicit_product(model, per_example, inside.method(opt).curvature.batches[position], s)
+        expected = explicit_product(model, per_example, curvature.batches[position], s)
     torch.testing.assert_close(y, expected)
 
 

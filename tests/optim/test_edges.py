@@ -55,7 +55,7 @@ def test_a_curvature_that_fails_does_not_poison_the_next_pair():
     opt = quiet(model.parameters(), cycle_length=3, pairs=PairOptions(curvature=Failing(100)))
     other = quiet(plain.parameters(), cycle_length=3)
     run(opt, model, problem, range(5))
-    inside.method(opt).curvature.fail = True
+    inside.state(opt).curvature.fail = True
     with pytest.raises(MemoryError):
         run(opt, model, problem, range(5, 6))
     path = run(other, plain, problem, range(6))

@@ -345,7 +345,7 @@ def test_bad_numbers_are_named(make, options, message):
 
 def test_unknown_options_are_refused():
     w = [torch.nn.Parameter(torch.ones(2))]
-    with pytest.raises(TypeError, match="OLBFGS has no option cycle_length"):
+    with pytest.raises(TypeError, match="OLBFGS has no argument 'cycle_length'"):
         OLBFGS(w, cycle_length=3)
     with pytest.raises(TypeError, match="RES has a direction of its own"):
         RES(w, direction="gram")

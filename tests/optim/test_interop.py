@@ -94,7 +94,7 @@ def test_autocast_training():
             loss = nn.functional.mse_loss(net(x).float(), target)
         loss.backward()
         opt.step()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
     assert opt.stats.stored == 9
     assert losses[-1] < 0.8 * losses[0]
 

@@ -415,6 +415,8 @@ def test_the_average_of_the_last_accepted_cycle_takes_one_vector(preset):
 
 def of_format_1(opt):
     saved = copy.deepcopy(opt.state_dict())
+    for group in saved["param_groups"]:
+        del group["momentum"]
     for entry in saved["state"].values():
         entry["format"] = 1
         for name in ("rejected_at", "cycle_length", "monitor_position"):
@@ -442,3 +444,19 @@ def test_a_state_without_momentum_is_refused_by_name():
     with pytest.raises(ValueError, match=r"missing \['momentum', 'momentum_step'\].*options it was saved with"):
         other.load_state_dict(saved)
     assert other.stats.steps == 0
+    assert other.param_groups[0]["momentum"] == 0.9
+
+
+@pytest.mark.parametrize("theirs, ours", [(0.0, 0.9), (0.9, 0.0)])
+def test_the_momentum_of_a_saved_group_is_taken_over_with_its_state(theirs, ours):
+    """As in torch's optimizers, whatever the one that loads it was made with, and has done."""
+    problem = NoisyValley()
+    model, other_model = Vector(problem.w0), Vector(problem.w0)
+    opt, other = (with_history(m, problem, momentum=beta) for m, beta in ((model, theirs), (other_model, ours)))
+    other_model.load_state_dict(model.state_dict())
+    other.load_state_dict(copy.deepcopy(opt.state_dict()))
+    assert other.param_groups[0]["momentum"] == theirs
+    assert ("momentum" in other.state[other_model.pieces[0]]) == (theirs > 0)
+    assert other.state_size() == opt.state_size()
+    expected = run(opt, model, problem, range(23, 40))
+    assert torch.equal(run(other, other_model, problem, range(23, 40)), expected)
