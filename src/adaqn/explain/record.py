@@ -21,9 +21,11 @@ from adaqn.core.outcome import Outcome
 from adaqn.core.pairs import CURVATURE_TESTS, TowardsH0
 from adaqn.optim.events import RECENT, CycleEvent, Stats
 from adaqn.optim.family import Common
+from adaqn.optim.groups import trained
 from adaqn.optim.layout import Size, size_of_state
 from adaqn.optim.method import Method
 from adaqn.optim.removed import PLACES
+from adaqn.optim.state import flat_for
 
 if TYPE_CHECKING:
     from adaqn.optim.optimizer import QuasiNewton
@@ -134,8 +136,8 @@ def record_of(optimizer: QuasiNewton) -> Record:
 
 def settings_of(optimizer: QuasiNewton) -> Settings:
     m, state, c = optimizer._method, optimizer._state, optimizer._counters
-    params, _ = optimizer._trained()
-    flat = state.flat if state is not None else optimizer._flat(params) if params else None
+    params, _ = trained(optimizer.param_groups)
+    flat = state.flat if state is not None else flat_for(m, params) if params else None
     narrow = replace(m, storage=replace(m.storage, history_dtype=torch.bfloat16, fisher_dtype=torch.bfloat16))
     decay = m.step_multiplier_now(c) / c.step_multiplier
     test = m.judge.test

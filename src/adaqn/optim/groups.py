@@ -51,6 +51,12 @@ def check_scheduled(groups: Iterable[Group]) -> None:
             check_momentum(group["momentum"])
 
 
+def trained(groups: Iterable[Group]) -> tuple[list[Tensor], list[Group]]:
+    """The parameters that require a gradient or have one (D26), and the group of each."""
+    found = [(p, group) for group in groups for p in group["params"] if p.requires_grad or p.grad is not None]
+    return [p for p, _ in found], [group for _, group in found]
+
+
 class StepSizes:
     """lr, weight decay and momentum of each trained parameter, as the groups have them now.
 

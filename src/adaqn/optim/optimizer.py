@@ -34,17 +34,16 @@ from adaqn.optim.cycle_end import (
 )
 from adaqn.optim.descent import descend, look
 from adaqn.optim.events import RECENT, UNSTORED_WARNING, Counters, CycleEvent, Notices, Stats, warn
-from adaqn.optim.groups import Group, StepSizes, any_momentum, check_group, check_scheduled
+from adaqn.optim.groups import Group, StepSizes, any_momentum, check_group, check_scheduled, trained
 from adaqn.optim.judge import Losses
 from adaqn.optim.layout import size_of_state
 from adaqn.optim.method import Method
 from adaqn.optim.monitor import RotatingMonitor
 from adaqn.optim.removed import attribute_error
-from adaqn.optim.state import State, moved
+from adaqn.optim.state import State, flat_for, moved, new_state
 from adaqn.optim.warm_start import check_source, fill_scaling, source_states
 from adaqn.optim.watch import MonitorFunction, Watch
-from adaqn.parameters.flat import FlatParameters, check_one_device
-from adaqn.parameters.sharded import check_parts, flat_parameters
+from adaqn.parameters.flat import check_one_device
 
 if TYPE_CHECKING:
     from adaqn.explain.explanation import Explanation
@@ -97,7 +96,7 @@ class QuasiNewton(Optimizer):
         """One step from the gradients in ``.grad``; a closure, if given, is run first."""
         self._refuse_while_averaging("step()")
         loss, rerun = self._evaluate(closure)
-        params, groups = self._trained()
+        params, groups = trained(self.param_groups)
         if all(p.grad is None for p in params):
             self._note_no_gradient(params)
             return loss
@@ -177,13 +176,6 @@ class QuasiNewton(Optimizer):
         """All parameters, frozen ones too, in the order of the groups."""
         return [p for group in self.param_groups for p in group["params"]]
 
-    def _trained(self) -> tuple[list[Tensor], list[Group]]:
-        """The parameters that require a gradient or have one (D26), and the group of each."""
-        found = [
-            (p, group) for group in self.param_groups for p in group["params"] if p.requires_grad or p.grad is not None
-        ]
-        return [p for p, _ in found], [group for _, group in found]
-
     def _moves(self) -> bool:
         """Has any group a step size? That call of torch.distributed.checkpoint has none, and no closure either."""
         return any(bool(group["lr"] != 0) for group in self.param_groups)
@@ -219,36 +211,21 @@ class QuasiNewton(Optimizer):
             self._show_state()
         return state
 
-    def _flat(self, params: list[Tensor]) -> FlatParameters:
-        """The vector of these parameters, as they lie on the processes at work now."""
-        method = self._method
-        flat = flat_parameters(params, method.process_group, shard_history=method.storage.shard_history)
-        check_parts(flat, method.scaling, method.curvature, method.storage.fisher_device)
-        return flat
-
-    def _new_state(self, flat: FlatParameters, *, momentum: bool) -> State:
-        parts = self._method.parts()
-        if isinstance(parts.curvature, ModelCurvature):
-            parts.curvature.attach(flat)
-        return State(flat, self._method, parts, momentum=momentum)
-
     def _state_of(self, params: list[Tensor]) -> State:
         """The state for these parameters; made anew when they have changed."""
         old = self._state
         if old is not None and old.flat.covers(params):
             return old
-        flat = self._flat(params)
         if old is None:
-            self._state = self._new_state(flat, momentum=any_momentum(self.param_groups))
+            flat = flat_for(self._method, params)
+            self._state = new_state(self._method, flat, momentum=any_momentum(self.param_groups))
         else:
             warn(
                 f"the trainable parameters changed (from {len(old.flat.params)} tensors on {old.flat.device} to "
                 f"{len(params)} on {params[0].device}): the curvature history restarts; H0 keeps what it knows "
                 "of those that stay"
             )
-            if isinstance(old.curvature, ModelCurvature):
-                old.curvature.attach(flat)
-            self._state = moved(old, flat)
+            self._state = moved(old, params)
             self._watch.anchor_losses = None
         self._show_state()
         return self._state
@@ -291,10 +268,10 @@ class QuasiNewton(Optimizer):
 
     def state_size(self) -> int:
         """Bytes of history and work space of this process, known before the first step."""
-        params, _ = self._trained()
+        params, _ = trained(self.param_groups)
         if self._state is None and not params:
             return 0
-        flat = self._state.flat if self._state is not None else self._flat(params)
+        flat = self._state.flat if self._state is not None else flat_for(self._method, params)
         accepted = self._state is not None and self._state.accepted is not None
         return size_of_state(flat, self._method, momentum=self._has_momentum, accepted=accepted).total
 
@@ -378,7 +355,7 @@ class QuasiNewton(Optimizer):
         check_source(source, self._method.scaling)
         everything = self._parameters()
         states = dict(zip(map(id, everything), source_states(source, everything), strict=True))
-        params, _ = self._trained()
+        params, _ = trained(self.param_groups)
         if not params:
             raise ValueError("no parameter requires a gradient: unfreeze what should be trained first")
         state = self._state_of(params)
@@ -418,22 +395,15 @@ class QuasiNewton(Optimizer):
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a saved state; if it does not fit, one error and nothing is changed."""
-        loaded: list[State] = []
+        loaded: list[State | None] = []
 
         def take(_: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
-            everything = self._parameters()
-            entries = checkpoint.saved_entries(saved, len(everything))
-            groups = checkpoint.with_momentum(saved["param_groups"], self.defaults)
-            if entries:
-                flat = self._flat([everything[i] for i in entries])
-                momentum = checkpoint.expects_momentum(saved["param_groups"], entries, self.param_groups)
-                checkpoint.check(list(entries.values()), flat, self._method, momentum=momentum)
-                loaded.append(self._new_state(flat, momentum=momentum))
-                checkpoint.restore(loaded[0], list(entries.values()))
-            return {**saved, "param_groups": groups, "state": checkpoint.foreign_entries(saved["state"])}
+            state, rest = checkpoint.taken(saved, self._method, self.param_groups, self.defaults)
+            loaded.append(state)
+            return rest
 
         def place(_: Optimizer) -> None:
-            self._state = loaded[0] if loaded else None
+            self._state = loaded[0]
             self._watch.anchor_losses = None
             self._recent.clear()
             if self._state is not None:
