@@ -266,6 +266,11 @@ class QuasiNewton(Optimizer):
             self._method.cycle_length_now(c),
         )  # fmt: skip
 
+    @property
+    def last_cycle(self) -> CycleEvent | None:
+        """How the last cycle ended; ``None`` before the first, and after a state was loaded."""
+        return self._recent[-1] if self._recent else None
+
     def state_size(self) -> int:
         """Bytes of history and work space of this process, known before the first step."""
         params, _ = trained(self.param_groups)
