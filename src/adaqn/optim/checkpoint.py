@@ -17,8 +17,8 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from adaqn.optim.descent import Group, any_momentum
 from adaqn.optim.events import FORMAT, Counters
-from adaqn.optim.groups import Group, any_momentum
 from adaqn.optim.layout import number_names, tensor_layout, vector_layout
 from adaqn.optim.method import Method
 from adaqn.optim.state import State, flat_for, new_state

@@ -32,9 +32,8 @@ from adaqn.optim.cycle_end import (
     offer,
     return_to_anchor,
 )
-from adaqn.optim.descent import descend, look
+from adaqn.optim.descent import Group, StepSizes, any_momentum, check_group, check_scheduled, descend, look, trained
 from adaqn.optim.events import RECENT, UNSTORED_WARNING, Counters, CycleEvent, Notices, Stats, warn
-from adaqn.optim.groups import Group, StepSizes, any_momentum, check_group, check_scheduled, trained
 from adaqn.optim.judge import Losses
 from adaqn.optim.layout import size_of_state
 from adaqn.optim.method import Method
@@ -101,7 +100,7 @@ class QuasiNewton(Optimizer):
             self._note_no_gradient(params)
             return loss
         state = self._state_for_step(params, rerun)
-        sizes = StepSizes(self.param_groups, groups, self._method.step_multiplier_now(state.counters))
+        sizes = StepSizes(self.param_groups, groups, state.step_multiplier)
         present = state.read_gradients()
         size, s_dot_g = look(state, sizes, present)
         if not self._may_step(state, size):
@@ -114,7 +113,7 @@ class QuasiNewton(Optimizer):
         descend(state, sizes, present, s_dot_g)  # l. 5
         state.add_to_window()  # l. 7
         state.counters.steps += 1
-        if state.average.count >= self._method.cycle_length_now(state.counters):  # l. 8; D1
+        if state.average.count >= state.cycle_length:  # l. 8; D1
             self._finish_cycle(state)
         return loss
 
@@ -246,7 +245,7 @@ class QuasiNewton(Optimizer):
         examples = None if losses.new is None else losses.new.numel() if losses.new.dim() else 0
         event = CycleEvent(
             c.steps, c.cycles, outcome, f_new, f_old, ss, sy, yy, len(state.pairs), c.step_multiplier, examples,
-            self._method.cycle_length_now(c), c.stored, c.skipped, c.rejected, c.nonfinite,
+            state.cycle_length, c.stored, c.skipped, c.rejected, c.nonfinite,
         )  # fmt: skip
         self._recent.append(event)
         for callback in self._method.on_cycle:  # the user's code: the cycle is complete before it
@@ -259,12 +258,9 @@ class QuasiNewton(Optimizer):
     @property
     def stats(self) -> Stats:
         """Totals so far."""
-        c = self._counters
-        pairs = len(self._state.pairs) if self._state is not None else 0
-        return Stats(
-            c.steps, c.cycles, c.stored, c.skipped, c.rejected, c.nonfinite, pairs, c.step_multiplier,
-            self._method.cycle_length_now(c),
-        )  # fmt: skip
+        c, state = self._counters, self._state
+        pairs, length = (0, self._method.cycle_length) if state is None else (len(state.pairs), state.cycle_length)
+        return Stats(c.steps, c.cycles, c.stored, c.skipped, c.rejected, c.nonfinite, pairs, c.step_multiplier, length)
 
     @property
     def last_cycle(self) -> CycleEvent | None:

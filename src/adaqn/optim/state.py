@@ -21,7 +21,7 @@ from adaqn.optim.events import FORMAT, Counters
 from adaqn.optim.layout import tensor_buffer, tensor_layout, tensors_by_parameter, vector_layout
 from adaqn.optim.method import Method, Parts
 from adaqn.parameters.flat import FlatParameters
-from adaqn.parameters.sharded import FlatSlices, WholeH0, check_parts, flat_parameters, show
+from adaqn.parameters.sharded import FlatSlices, WholeH0, check_parts, flat_parameters
 
 
 class Scratch:
@@ -124,6 +124,25 @@ class State:
         """The vectors that a buffer of that name holds."""
         return self.h0_flat if name.startswith("scaling_") else self.flat
 
+    @property
+    def cycle_length(self) -> int:
+        """L, within its bounds where it adapts: a saved state may come from wider ones."""
+        if self.method.cycle_bounds is None:
+            return self.method.cycle_length
+        shortest, longest = self.method.cycle_bounds
+        return min(max(self.counters.cycle_length or self.method.cycle_length, shortest), longest)
+
+    @property
+    def step_multiplier(self) -> float:
+        """Of all step sizes: by rejections, and by the decay of the method."""
+        return self.counters.step_multiplier * self.decay
+
+    @property
+    def decay(self) -> float:
+        """τ/(τ + steps), where the method has a τ."""
+        tau = self.method.decay_steps
+        return 1.0 if tau is None else tau / (tau + self.counters.steps)
+
     # ------------------------------------------------------------------ within a step
 
     def read_gradients(self) -> list[int]:
@@ -138,7 +157,7 @@ class State:
         if isinstance(self.h0, WholeH0):
             self.h0.learn(negated=self.method.maximize)
         else:
-            show(self.scaling, self.scratch.gradient, present)
+            self.scaling.see(self.scratch.gradient, present)
 
     def move_anchor_here(self) -> None:
         """The anchor ← the weights."""
