@@ -35,7 +35,7 @@ from adaqn.baselines.hessian_free_options import (
 )
 from adaqn.baselines.newton_step import Taken, Weights, damped_product, loss_gradient, searched
 from adaqn.baselines.step_control import adjusted_damping
-from adaqn.optim.flat import trainable
+from adaqn.parameters.flat import trainable
 
 
 class HessianFree(Optimizer):

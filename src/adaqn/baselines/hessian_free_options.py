@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adaqn.core.checks import at_least_one
-from adaqn.optim.flat import check_one_device
-from adaqn.optim.options import choose
+from adaqn.core.checks import at_least_one, choose
+from adaqn.parameters.flat import check_one_device
 
 PRECONDITIONERS = {name: name for name in ("fisher", "gradient", "none")}
 

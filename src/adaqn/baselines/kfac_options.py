@@ -11,9 +11,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from adaqn.baselines.kfac_layers import Block
-from adaqn.core.checks import at_least_one
-from adaqn.optim.flat import trainable
-from adaqn.optim.options import choose
+from adaqn.core.checks import at_least_one, choose
+from adaqn.parameters.flat import trainable
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 from adaqn.baselines.conjugate_gradients import Solution, Stop
 from adaqn.baselines.gauss_newton import GaussNewton, gradients
 from adaqn.baselines.step_control import armijo, best_iterate, reduction_ratio
-from adaqn.optim.flat import FlatParameters
+from adaqn.parameters.flat import FlatParameters
 
 
 class Weights:

@@ -12,10 +12,9 @@ from torch.optim import Optimizer
 
 from adaqn.baselines.sfo_memory import Memory, dimensions, planned_bytes
 from adaqn.baselines.sfo_model import SumModel
-from adaqn.core.checks import at_least_one
+from adaqn.core.checks import at_least_one, choose
 from adaqn.optim.checkpoint import around_torchs_loading, saved_entries
-from adaqn.optim.flat import FlatParameters, check_one_device, trainable
-from adaqn.optim.options import choose
+from adaqn.parameters.flat import FlatParameters, check_one_device, trainable
 
 DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from adaqn.optim.flat import FlatParameters
+from adaqn.parameters.flat import FlatParameters
 
 Closure = Callable[[], Any]
 

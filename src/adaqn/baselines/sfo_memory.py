@@ -11,7 +11,7 @@ from torch import Tensor
 
 from adaqn.baselines.sfo_model import SumModel, padded, shapes
 from adaqn.baselines.sfo_subspace import Subspace, norm
-from adaqn.optim.flat import FlatParameters
+from adaqn.parameters.flat import FlatParameters
 
 FORMAT = 1
 ROOM = 3

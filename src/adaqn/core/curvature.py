@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from adaqn.core.checks import at_least_one
 from adaqn.core.history import Ring
 from adaqn.core.products import Reduce, add_combination, dots, local
 
@@ -27,6 +28,10 @@ class Curvature:
     """The plain numbers that are kept between steps."""
     signed = False
     """Does the product change its sign with the objective's? Of a Hessian it does, of a Fisher matrix not."""
+    needs_closure = False
+    """Does it run the closure of a step once more?"""
+    needs_model = False
+    """Does it evaluate a model, on batches of its own, and so need whole vectors in every process?"""
 
     def observe(self, g: Tensor) -> None:
         """See the gradient of this step."""
@@ -60,8 +65,8 @@ class AccumulatedFisher(Curvature):
     number_names = ("start", "size")
 
     def __init__(self, size: int = 100, batch_size: int = 1) -> None:
-        self.rows = size
-        self.batch_size = batch_size
+        self.rows = at_least_one("fisher_size", size)
+        self.batch_size = at_least_one("batch_size", batch_size)
         self.reduce: Reduce = local
 
     def build(self, data: Tensor, reduce: Reduce = local) -> None:

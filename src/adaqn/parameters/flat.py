@@ -3,7 +3,7 @@
 The vector is of real numbers, float32 or wider; complex parameters enter as pairs of reals.
 Parameters stay where they are: ``gather`` and ``scatter`` copy, ``views`` cut a flat tensor into
 pieces shaped like the parameters without copying. Where several processes share one model, the vector
-may hold only this process's part of each parameter (:mod:`adaqn.optim.sharded`).
+may hold only this process's part of each parameter (:mod:`adaqn.parameters.sharded`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from adaqn.core.products import Reduce, local
 from adaqn.core.scaling import Scaling
-from adaqn.optim.distributed import Processes
+from adaqn.parameters.processes import Processes
 
 
 class FlatParameters:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from adaqn.optim.distributed import INDEPENDENT, Group, local_part
+from adaqn.parameters.processes import INDEPENDENT, Group, local_part
 
 
 def sharing_processes(process_group: Any, params: Sequence[Tensor]) -> Group:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from adaqn.optim.record import Record
+from adaqn.explain.record import Record
 
 WARNING, HINT, NOTE = "warning", "hint", "note"
 """Something works against the method; something may be better; something to know."""

@@ -6,8 +6,7 @@ import math
 
 from adaqn.core.acceptance import STEP_RECOVERY
 from adaqn.core.outcome import Outcome
-from adaqn.optim.events import CycleEvent
-from adaqn.optim.findings.finding import (
+from adaqn.explain.finding import (
     FEWEST_CYCLES,
     HINT,
     NOTE,
@@ -21,7 +20,8 @@ from adaqn.optim.findings.finding import (
     step_size,
     times,
 )
-from adaqn.optim.record import Record
+from adaqn.explain.record import Record
+from adaqn.optim.events import CycleEvent
 
 MANY_REJECTED = 0.25
 SMALL_RISE = 0.1
@@ -63,12 +63,12 @@ def many_rejected(record: Record) -> Finding | None:
 def _other_test(record: Record) -> str:
     s = record.settings
     if s.acceptance == "factor":
-        return ", or take its noise into account: acceptance='paired' with one loss per example"
-    return "" if s.paired_level is None else f", or paired_level above {s.paired_level:g}"
+        return ", or take its noise into account: reject='paired' with one loss per example"
+    return "" if s.paired_level is None else f", or reject=RejectOptions(level=...) above {s.paired_level:g}"
 
 
 def steps_shrunk(record: Record) -> Finding | None:
-    """D11 and D15 at work."""
+    """D11, D15 and D23 at work."""
     multiplier = record.stats.step_multiplier
     if multiplier >= 0.99:
         return None
@@ -109,9 +109,9 @@ def accepted_rise(record: Record) -> Finding | None:
             f"the monitored loss got worse by {percent(rise)} in {span(record)}, though so many were rejected",
             LOOK_AT_MONITOR,
         )
-    stricter = "" if s.reject_factor is None else f", or a reject_factor below {s.reject_factor:g}"
+    stricter = "" if s.reject_factor is None else f", or reject=RejectOptions(factor=...) below {s.reject_factor:g}"
     if s.acceptance == "paired" and s.paired_level is not None and any(c.examples for c in accepted):
-        stricter = f", or a paired_level below {s.paired_level:g}"
+        stricter = f", or reject=RejectOptions(level=...) below {s.paired_level:g}"
     return Finding(
         "accepted-rise",
         WARNING,

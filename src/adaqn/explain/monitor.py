@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from adaqn.optim.findings.finding import HINT, WARNING, Finding, number, percent, times
-from adaqn.optim.record import Record
+from adaqn.explain.finding import HINT, WARNING, Finding, number, percent, times
+from adaqn.explain.record import Record
 
 FEW_EXAMPLES = 30
 """Below so many the standard error of the paired test is itself a guess."""
@@ -22,7 +22,7 @@ def no_monitor(record: Record) -> Finding | None:
         WARNING,
         "no monitor was given, so no cycle is rejected by its loss: steps that are too large are noticed only when the "
         "weights are no longer finite",
-        "opt.monitor = Monitor(model, loss_fn, batch) with a hundred training examples; or acceptance='none' if that "
+        "opt.monitor = Monitor(model, loss_fn, batch) with a hundred training examples; or reject='none' if that "
         "is meant",
     )
 
@@ -34,8 +34,8 @@ def unused_monitor(record: Record) -> Finding | None:
     return Finding(
         "unused-monitor",
         HINT,
-        "a monitor was given, and acceptance='none' never asks it",
-        "acceptance='auto', or leave out the monitor",
+        "a monitor was given, and reject='none' never asks it",
+        "reject='paired', or leave out the monitor",
     )
 
 

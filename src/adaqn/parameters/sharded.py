@@ -16,9 +16,8 @@ from adaqn.core.curvature import Curvature
 from adaqn.core.direction import applied
 from adaqn.core.products import Reduce, local
 from adaqn.core.scaling import Scaling
-from adaqn.optim.distributed import Group, Processes, in_parts, is_dtensor, local_part, processes_for
-from adaqn.optim.flat import NO_PRINT, FlatParameters, as_real
-from adaqn.optim.model_curvature import BatchCurvature
+from adaqn.parameters.flat import NO_PRINT, FlatParameters, as_real
+from adaqn.parameters.processes import Group, Processes, in_parts, is_dtensor, local_part, processes_for
 
 BUCKET = 8_000_000
 """How many numbers are exchanged at a time: what is gathered lies in memory once more until it is copied."""
@@ -46,7 +45,7 @@ class _FlatParts(FlatParameters):
             saved = (saved.full_tensor() if is_dtensor(saved) else saved).reshape(ours.shape)  # type: ignore[attr-defined]
         if ours is view:
             return saved
-        from adaqn.optim.dtensors import part_like
+        from adaqn.parameters.dtensors import part_like
 
         return part_like(saved, ours)
 
@@ -61,7 +60,7 @@ class FlatShards(_FlatParts):
         return NO_PRINT  # parts, too
 
     def shown(self, index: int, view: Tensor) -> Tensor:
-        from adaqn.optim.dtensors import sharded_like
+        from adaqn.parameters.dtensors import sharded_like
 
         rows = view.dim() - len(self.shapes[index])
         return sharded_like(self.params[index], view, self.saved_shape(index), rows)
@@ -104,7 +103,7 @@ class FlatSlices(_FlatParts):
     def shown(self, index: int, view: Tensor) -> Tensor:
         if not isinstance(self.processes, Group):
             return view
-        from adaqn.optim.dtensors import sliced
+        from adaqn.parameters.dtensors import sliced
 
         return sliced(self.processes, view, self.whole_sizes[index])
 
@@ -219,7 +218,7 @@ def flat_parameters(params: Sequence[Tensor], process_group: Any, *, shard_histo
     if any(map(is_dtensor, params)):
         if shard_history:
             raise ValueError("shard_history=True with parameters that are sharded already: leave it out")
-        from adaqn.optim.dtensors import sharing_processes
+        from adaqn.parameters.dtensors import sharing_processes
 
         return FlatShards(params, sharing_processes(process_group, params))
     processes = processes_for(process_group, params[0].device)
@@ -238,10 +237,10 @@ def check_parts(flat: FlatParameters, scaling: Scaling, curvature: Curvature, fi
             f"{type(scaling).__name__} needs whole matrices, and with {kind} each process has a part of them: give "
             "preset='modern', or scaling='adam' or another that is element-wise"
         )
-    if isinstance(curvature, BatchCurvature):
+    if curvature.needs_model:
         raise ValueError(
             f"{type(curvature).__name__} evaluates the unwrapped model, and with {kind} no process has whole vectors "
-            "for it: use curvature='accumulated_fisher'"
+            "for it: use PairOptions(curvature='accumulated_fisher')"
         )
     if fisher_device is not None and torch.device(fisher_device).type != flat.device.type:
         raise ValueError(

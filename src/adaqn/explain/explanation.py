@@ -7,16 +7,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from adaqn.core.outcome import Outcome
-from adaqn.optim.findings import beginning, memory, monitor, numbers, pairs, verdicts
-from adaqn.optim.findings.finding import NOTE, Check, Finding, number, span, step_size, times
-from adaqn.optim.record import Record
+from adaqn.explain import basics, monitor, pairs, verdicts
+from adaqn.explain.finding import NOTE, Check, Finding, number, span, step_size, times
+from adaqn.explain.record import Record
 
 CHECKS: tuple[Check, ...] = (
-    beginning.no_step,
-    beginning.no_cycle,
-    beginning.no_step_size,
-    numbers.diverged,
-    numbers.nonfinite_gradients,
+    basics.no_step,
+    basics.no_cycle,
+    basics.no_step_size,
+    basics.diverged,
+    basics.nonfinite_gradients,
     monitor.blind_monitor,
     monitor.monitor_not_finite,
     monitor.sets_that_cannot_judge,
@@ -32,8 +32,8 @@ CHECKS: tuple[Check, ...] = (
     monitor.few_examples,
     verdicts.slow,
     pairs.cycle_at_bound,
-    memory.large_history,
-    memory.wide_layers,
+    basics.large_history,
+    basics.wide_layers,
 )
 """All that is looked for, in the order in which it is said."""
 
@@ -83,7 +83,7 @@ def _summary(record: Record) -> list[str]:
         f"{s.method}, lr={step_size(record)}: {times(stats.steps, 'step')}, {times(stats.cycles, 'cycle')} with "
         f"{stats.stored:,} stored, {stats.skipped:,} skipped and {stats.rejected:,} rejected; {stats.pairs} of "
         f"{s.memory_size} pairs in memory",
-        f"history: {memory.parts(record)}",
+        f"history: {basics.parts(record)}",
     ]
     if record.cycles and len(record.cycles) < stats.cycles:
         of_each = ", ".join(f"{record.count(outcome)} {outcome.value}" for outcome in Outcome if record.count(outcome))

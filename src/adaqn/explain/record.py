@@ -13,22 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from adaqn.core.acceptance import FactorTest, PairedTest
+from adaqn.core.acceptance import FactorTest, PairedTest, RejectTest
 from adaqn.core.curvature import AccumulatedFisher
 from adaqn.core.eigenbasis import matrix_shape
 from adaqn.core.kronecker import Kronecker
 from adaqn.core.outcome import Outcome
 from adaqn.core.pairs import CURVATURE_TESTS, TowardsH0
-from adaqn.optim.counters import Counters
-from adaqn.optim.events import CycleEvent, Stats
-from adaqn.optim.options import Options
-from adaqn.optim.size import Size, size_of_state
+from adaqn.optim.events import RECENT, CycleEvent, Stats
+from adaqn.optim.family import Common
+from adaqn.optim.layout import Size, size_of_state
+from adaqn.optim.method import Method
+from adaqn.optim.removed import PLACES
 
 if TYPE_CHECKING:
-    from adaqn.optim.base import HistoryOptimizer
+    from adaqn.optim.optimizer import QuasiNewton
 
-RECENT = 40
-"""Cycles that an optimizer remembers one by one."""
 OWN = "your own"
 """The name of a part that the user has written."""
 
@@ -127,68 +126,70 @@ class Record:
             raise ValueError(f"not the record of an optimizer ({type(error).__name__}: {error})") from error
 
 
-def record_of(optimizer: HistoryOptimizer) -> Record:
+def record_of(optimizer: QuasiNewton) -> Record:
     """Everything at this moment."""
-    memory = optimizer._memory
-    counters = memory.counters if memory is not None else Counters()
-    return Record(
-        settings_of(optimizer, counters),
-        optimizer.stats,
-        counters.skips_in_row,
-        counters.unstored_in_row,
-        tuple(optimizer.recent),
-    )
+    c = optimizer._counters
+    return Record(settings_of(optimizer), optimizer.stats, c.skips_in_row, c.unstored_in_row, tuple(optimizer._recent))
 
 
-def settings_of(optimizer: HistoryOptimizer, counters: Counters) -> Settings:
-    o, memory, params = optimizer.options, optimizer._memory, optimizer._trainable()
-    flat = memory.flat if memory is not None else optimizer._flat(params)
-    accepted = memory is not None and memory.accepted is not None
-    narrow = replace(o.precision, history_dtype=torch.bfloat16, fisher_dtype=torch.bfloat16)
-    decay = 1.0 if o.decay_steps is None else o.decay_steps / (o.decay_steps + counters.steps)
-    test = o.acceptance
+def settings_of(optimizer: QuasiNewton) -> Settings:
+    m, state, c = optimizer._method, optimizer._state, optimizer._counters
+    params, _ = optimizer._trained()
+    flat = state.flat if state is not None else optimizer._flat(params) if params else None
+    narrow = replace(m, storage=replace(m.storage, history_dtype=torch.bfloat16, fisher_dtype=torch.bfloat16))
+    decay = m.step_multiplier_now(c) / c.step_multiplier
+    test = m.judge.test
     factor = test.fallback if isinstance(test, PairedTest) else test
-    fisher = o.curvature.rows if isinstance(o.curvature, AccumulatedFisher) else 0
-    kronecker = o.scaling if isinstance(o.scaling, Kronecker) else None
+    kronecker = m.scaling if isinstance(m.scaling, Kronecker) else None
+    dtypes = [p.dtype.to_real() for p in params] or [torch.float32]
+
+    def size(method: Method) -> Size:
+        if flat is None:
+            return Size(0, 0, 0, 0)
+        return size_of_state(
+            flat, method, momentum=optimizer._has_momentum, accepted=state is not None and state.accepted is not None
+        )
+
     return Settings(
         method=type(optimizer).__name__,
         options=option_names(type(optimizer)),
         lr=tuple(float(group["lr"]) * decay for group in optimizer.param_groups),
-        cycle_bounds=o.cycle_bounds,
-        memory_size=o.memory_size,
-        fisher_size=fisher,
-        curvature_test=next((name for name, ours in CURVATURE_TESTS.items() if ours is o.curvature_test), OWN),
-        curvature_eps=o.curvature_eps,
-        damping=o.repair.share if isinstance(o.repair, TowardsH0) else 0.0,
-        acceptance=acceptance_name(o),
+        cycle_bounds=m.cycle_bounds,
+        memory_size=m.memory_size,
+        fisher_size=m.curvature.rows if isinstance(m.curvature, AccumulatedFisher) else 0,
+        curvature_test=next((name for name, ours in CURVATURE_TESTS.items() if ours is m.curvature_test), OWN),
+        curvature_eps=m.curvature_eps,
+        damping=m.repair.share if isinstance(m.repair, TowardsH0) else 0.0,
+        acceptance=test_name(test),
         reject_factor=factor.factor if isinstance(factor, FactorTest) else None,
         paired_level=test.level if isinstance(test, PairedTest) else None,
         monitored=optimizer.monitor is not None,
         rotating=hasattr(optimizer.monitor, "advance"),
-        anchor_patience=o.anchor_patience,
-        reject_window=o.reject_window,
-        maximize=o.maximize,
-        dtype=str(min((p.dtype.to_real() for p in params), key=lambda dtype: dtype.itemsize)).removeprefix("torch."),
-        size=size_of_state(flat, o, accepted=accepted),
-        size_in_bfloat16=size_of_state(flat, replace(o, precision=narrow), accepted=accepted),
-        row=flat.n * (o.precision.fisher_dtype or flat.dtype).itemsize,
+        anchor_patience=m.anchor_patience or None,
+        reject_window=m.judge.window,
+        maximize=m.maximize,
+        dtype=str(min(dtypes, key=lambda dtype: dtype.itemsize)).removeprefix("torch."),
+        size=size(m),
+        size_in_bfloat16=size(narrow),
+        row=0 if flat is None else flat.n * (m.storage.fisher_dtype or flat.dtype).itemsize,
         max_dimension=kronecker.max_dimension if kronecker is not None else None,
-        wide=wide_matrices(kronecker, flat.for_scaling(kronecker).shapes) if kronecker is not None else (),
+        wide=() if kronecker is None or flat is None else wide_matrices(kronecker, flat.for_scaling(kronecker).shapes),
     )
 
 
-def acceptance_name(o: Options) -> str | None:
-    if o.acceptance is None:
+def test_name(test: RejectTest | None) -> str | None:
+    if test is None:
         return None
     kinds: tuple[tuple[type, str], ...] = ((PairedTest, "paired"), (FactorTest, "factor"))
-    return next((name for kind, name in kinds if isinstance(o.acceptance, kind)), OWN)
+    return next((name for kind, name in kinds if isinstance(test, kind)), OWN)
 
 
 def option_names(method: type) -> tuple[str, ...]:
-    """Of its constructor and those that it hands options on to."""
-    makers = [vars(kind)["__init__"] for kind in method.__mro__ if "__init__" in vars(kind) and kind is not object]
-    found = {name for make in makers for name in inspect.signature(make).parameters}
-    return tuple(sorted(found - {"self", "params", "common", "options", "defaults", "args", "kwargs"}))
+    """Of its constructor, and by their flat names the fields of what it takes as dataclasses."""
+    found = set(inspect.signature(method).parameters) - {"params", "removed"}
+    if "common" in found:
+        found = (found - {"common"}) | set(Common.__annotations__)
+    return tuple(sorted(found | {flat for flat, (place, _) in PLACES.items() if place in found}))
 
 
 def wide_matrices(scaling: Kronecker, shapes: Any) -> tuple[tuple[int, int], ...]:

@@ -149,7 +149,7 @@ class Group(Processes):
         return rows
 
 
-def check_group(process_group: Any) -> None:
+def check_process_group(process_group: Any) -> None:
     """Is that something to choose processes by?"""
     if process_group is None or process_group == INDEPENDENT:
         return

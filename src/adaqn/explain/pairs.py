@@ -7,8 +7,7 @@ from collections import Counter
 
 from adaqn.core.outcome import Outcome
 from adaqn.core.pairs import is_usable
-from adaqn.optim.events import CycleEvent
-from adaqn.optim.findings.finding import (
+from adaqn.explain.finding import (
     FEWEST_CYCLES,
     HINT,
     NOTE,
@@ -19,7 +18,8 @@ from adaqn.optim.findings.finding import (
     span,
     times,
 )
-from adaqn.optim.record import Record
+from adaqn.explain.record import Record
+from adaqn.optim.events import CycleEvent
 
 MANY_SKIPPED = 0.5
 STALE = 20
@@ -57,7 +57,8 @@ def pairs_skipped(record: Record) -> Finding | None:
 def _still(record: Record, skipped: list[CycleEvent]) -> tuple[str, str]:
     s, what = record.settings, "the average of the weights did not move at all"
     if s.dtype in ("bfloat16", "float16"):
-        return what, f"master_weights=True: steps with lr={number(max(s.lr))} may be too small for {s.dtype} weights"
+        change = f"steps with lr={number(max(s.lr))} may be too small for {s.dtype} weights"
+        return what, f"storage=StorageOptions(master_weights=True): {change}"
     return what, "raise lr, or look for what makes the gradients zero"
 
 
@@ -68,7 +69,7 @@ def _overflow(record: Record, skipped: list[CycleEvent]) -> tuple[str, str]:
 def _flat(record: Record, skipped: list[CycleEvent]) -> tuple[str, str]:
     what = "y is zero, or so small that its square is: gradients this small leave the range of numbers"
     if "damping" in record.settings.options and not record.settings.damping:
-        return what, "damping=0.5, which mixes y with H0⁻¹s; or scale the loss up"
+        return what, "pairs=PairOptions(damping=0.5), which mixes y with H0⁻¹s; or scale the loss up"
     return what, "scale the loss up, or train in a wider dtype"
 
 
@@ -83,7 +84,7 @@ def _negative(record: Record, skipped: list[CycleEvent]) -> tuple[str, str]:
     if "regularisation" in options:
         return what, "a larger regularisation, which is added to it; or larger batches, whose gradients have less noise"
     if "damping" in options and not record.settings.damping:
-        return what, "damping=0.5, which mixes y with H0⁻¹s until it is positive"
+        return what, "pairs=PairOptions(damping=0.5), which mixes y with H0⁻¹s until it is positive"
     return what, "larger batches for the curvature; SdLBFGS damps such pairs and stores them"
 
 
@@ -96,17 +97,17 @@ def _small(record: Record, skipped: list[CycleEvent]) -> tuple[str, str]:
         if "curvature_test" in s.options:
             return (
                 f"{what}, which depends on the scale of the loss",
-                'use the scale-free test, curvature_test="scale_free"',
+                'use the scale-free test, pairs=PairOptions(test="scale_free")',
             )
         return what, f"a curvature_eps below {number(found)}"
     if s.curvature_test == "scale_free":
         found = middle([_cosine(cycle) for cycle in skipped]) or 0.0
         more = f", or less noise in y: fisher_size above {s.fisher_size}" if s.fisher_size else ""
         return (
-            f"the cosine between s and y is {number(found)} in the median, and curvature_eps asks for {eps}",
-            f"a curvature_eps below {number(found)}{more}",
+            f"the cosine between s and y is {number(found)} in the median, and eps asks for {eps}",
+            f"pairs=PairOptions(eps=...) below {number(found)}{more}",
         )
-    return "your curvature_test turned them down", "look at ss, sy and yy of the events that on_cycle gets"
+    return "your test of pairs turned them down", "look at ss, sy and yy of the events that on_cycle gets"
 
 
 def _cosine(cycle: CycleEvent) -> float:
@@ -143,15 +144,15 @@ def anchor_waits(record: Record) -> Finding | None:
             "anchor-stuck",
             WARNING,
             f"the anchor has not moved for {times(skips, 'cycle')}, as each of their pairs was skipped, and never will "
-            "while that goes on (anchor_patience=None)",
-            "anchor_patience=20; a rejection now would lose all of them",
+            "while that goes on (anchor_patience=0)",
+            "pairs=PairOptions(anchor_patience=20); a rejection now would lose all of them",
         )
     return Finding(
         "anchor-waits",
         NOTE,
         f"the anchor has not moved for {times(skips, 'cycle')}, as each of their pairs was skipped; after "
-        f"{times(patience - skips, 'more skip')} it moves on all the same",
-        f"anchor_patience={LONG_WAIT} if a rejection, which would lose all of them, is likely",
+        f"{times(patience - skips, 'more skip')} it moves anyway",
+        f"pairs=PairOptions(anchor_patience={LONG_WAIT}) if a rejection, which would lose all of them, is likely",
     )
 
 
@@ -167,7 +168,7 @@ def cycle_at_bound(record: Record) -> Finding | None:
             "cycle-longest",
             HINT,
             f"cycles have grown to their longest, {now} steps: s is mostly noise, or pairs are skipped",
-            f"max_cycle_length={2 * longest}, or larger batches",
+            f"cycle_length=({shortest}, {2 * longest}), or larger batches",
         )
     if settled and now == shortest < longest:
         return Finding(
@@ -175,7 +176,7 @@ def cycle_at_bound(record: Record) -> Finding | None:
             HINT,
             f"cycles have shrunk to their shortest, {now} steps: s is nearly all signal, or cycles are rejected. Each "
             "of them costs a pair, and a forward pass of the monitor",
-            f"min_cycle_length={max(1, shortest // 2)} if that is cheap, or a larger one if it is not",
+            f"cycle_length=({max(1, shortest // 2)}, {longest}) if that is cheap, or a larger bound if it is not",
         )
     path = f", from {min(lengths)} to {max(lengths)} in {span(record)}"
-    return Finding("cycle-length", NOTE, f'cycle_length="auto" is at {now} steps{path}', "")
+    return Finding("cycle-length", NOTE, f"cycle_length, which adapts, is at {now} steps{path}", "")
