@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from adaqn.baselines.sfo_model import SumModel, padded, shapes
+from adaqn.baselines.sfo_options import SFOOptions, SFOStats
 from adaqn.baselines.sfo_subspace import Subspace, norm
 from adaqn.parameters.flat import FlatParameters
 
@@ -63,7 +64,7 @@ def planned_bytes(flat: FlatParameters, batches: int, history_size: int) -> int:
     return (K + 1) * flat.n * flat.dtype.itemsize + sum(math.prod(shape) * dtype.itemsize for shape, dtype in small)
 
 
-class Memory:
+class SFOState:
     """The subspace, the model in it, where the parameters are and were, and the numbers.
 
     ``x`` are the coordinates of the parameters, ``x_prior`` those of ``prior``, the parameters
@@ -71,12 +72,13 @@ class Memory:
     needs: steps far shorter than the parameters would drown in the rounding of the parameters.
     """
 
-    def __init__(self, flat: FlatParameters, model: SumModel, initial_active: int) -> None:
-        batches, K = model.positions.shape
-        self.flat, self.model, self.numbers = flat, model, Numbers()
+    def __init__(self, flat: FlatParameters, o: SFOOptions) -> None:
+        batches, K, eps = o.batches, dimensions(o.batches, flat.n), torch.finfo(flat.dtype).eps
+        self.flat, self.numbers = flat, Numbers()
+        self.model = SumModel(batches, K, o.history_size, float(o.initial_curvature), float(o.max_condition), eps)
         self.subspace = Subspace(flat.new(K))
         self.prior = flat.new()
-        self.active = torch.arange(batches) < initial_active
+        self.active = torch.arange(batches) < o.initial_active
         self.barred_since = torch.full((batches,), -batches)
         self.x = torch.zeros(K, dtype=torch.float64)
         self.x_prior = torch.zeros(K, dtype=torch.float64)
@@ -113,6 +115,13 @@ class Memory:
     def is_barred(self) -> Tensor:
         """Minibatches that were not finite within the last pass."""
         return self.numbers.steps - self.barred_since < len(self.active)
+
+    def stats(self) -> SFOStats:
+        c = self.numbers
+        return SFOStats(
+            c.steps, c.calls, c.rejected, c.nonfinite, int(self.active.sum()), int(self.model.pairs.sum()),
+            self.subspace.size, c.collapses, c.step_scale,
+        )  # fmt: skip
 
     # ------------------------------------------------------------------ saving and loading
 
@@ -151,7 +160,7 @@ class Memory:
                     )
 
     def restore(self, entries: list[dict[str, Any]]) -> None:
-        """Copy checked entries into this memory."""
+        """Copy checked entries into this state."""
         for ours, saved in zip(self.per_parameter(), entries, strict=True):
             for name, value in ours.items():
                 if isinstance(value, Tensor):
