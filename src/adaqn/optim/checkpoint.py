@@ -9,13 +9,11 @@ is left to torch (D27).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
 from torch import Tensor
-from torch.optim import Optimizer
 
 from adaqn.optim.descent import Group, any_momentum
 from adaqn.optim.events import FORMAT, Counters
@@ -23,10 +21,7 @@ from adaqn.optim.layout import number_names, tensor_layout, vector_layout
 from adaqn.optim.method import Method
 from adaqn.optim.state import State, flat_for, new_state
 from adaqn.parameters.flat import FlatParameters
-
-Entry = dict[str, Any]
-TakeOut = Callable[[Optimizer, dict[str, Any]], dict[str, Any]]
-PutBack = Callable[[Optimizer], None]
+from adaqn.parameters.loading import Entry, entries_by_parameter
 
 _COUNTERS = {field.name for field in fields(Counters)}
 _NAMES = {"format", "gram", "anchor", "window", "accepted", "keeps_accepted", "window_count", "fisher", "master"}
@@ -37,18 +32,6 @@ NEW_IN_2 = ("rejected_at", "cycle_length", "monitor_position")
 NEW_IN_4 = ("has_best", "best_loss", "best_error")
 SIGNED = ("best_loss",)
 """All other numbers are at least 0."""
-
-
-@contextmanager
-def around_torchs_loading(optimizer: Optimizer, take: TakeOut, place: PutBack) -> Iterator[None]:
-    """Within the block ``take`` is the last hook before torch's own loading, and ``place`` the first after it."""
-    before = optimizer.register_load_state_dict_pre_hook(take)
-    after = optimizer.register_load_state_dict_post_hook(place, prepend=True)
-    try:
-        yield
-    finally:
-        before.remove()
-        after.remove()
 
 
 def is_own(name: Any) -> bool:
@@ -100,12 +83,7 @@ def taken(
 
 def saved_entries(state_dict: dict[str, Any], count: int) -> dict[int, Entry]:
     """Parameter index → our part of its saved state in today's format, by the order of the groups."""
-    if not isinstance(state_dict, dict) or not {"state", "param_groups"} <= set(state_dict):
-        raise ValueError("not the state_dict of an optimizer: it has no 'state' and 'param_groups'")
-    keys = [key for group in state_dict["param_groups"] for key in group["params"]]
-    if len(keys) != count:
-        raise ValueError(f"the saved state is of {len(keys)} parameters, and this optimizer has {count}")
-    saved = {i: state_dict["state"][key] for i, key in enumerate(keys) if key in state_dict["state"]}
+    saved = entries_by_parameter(state_dict, count)
     ours = {i: {name: v for name, v in entry.items() if is_own(name)} or _of_torch(entry) for i, entry in saved.items()}
     return {i: migrated(entry) for i, entry in ours.items() if entry}
 

@@ -43,6 +43,7 @@ from adaqn.optim.state import State, flat_for, moved, new_state
 from adaqn.optim.warm_start import check_source, fill_scaling, source_states
 from adaqn.optim.watch import MonitorFunction, Watch
 from adaqn.parameters.flat import check_one_device
+from adaqn.parameters.loading import around_torchs_loading
 
 if TYPE_CHECKING:
     from adaqn.explain.explanation import Explanation
@@ -411,7 +412,7 @@ class QuasiNewton(Optimizer):
                 self._watch.take_turn_of(self._state)
             self._show_state()
 
-        with checkpoint.around_torchs_loading(self, take, place):
+        with around_torchs_loading(self, take, place):
             super().load_state_dict(state_dict)
 
     def __getstate__(self) -> dict[str, Any]:
