@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from adaqn import AdaQN
-from adaqn.experiments import doctor
+from adaqn.experiments.commands import doctor
 from adaqn.experiments.errors import UserError
 
 

@@ -14,18 +14,18 @@ import torch
 from filelock import FileLock
 from typer.testing import CliRunner
 
-from adaqn.experiments.commands import app
-from adaqn.experiments.compare import parse_optimizers
-from adaqn.experiments.config import RunConfig
+from adaqn.experiments.commands.app import app
+from adaqn.experiments.commands.compare import parse_optimizers
+from adaqn.experiments.commands.sample import sample
 from adaqn.experiments.data.text import word_corpus
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.optimizers import TABLE, resolved
-from adaqn.experiments.report import collect
-from adaqn.experiments.runner import LOCK, finished, folder_name, run_one
-from adaqn.experiments.sample import sample
-from adaqn.experiments.storage import json_text, load_checkpoint
-from adaqn.experiments.training import CHECKPOINT, Run
-from adaqn.experiments.tune import for_optimizers, tune
+from adaqn.experiments.results.report import collect
+from adaqn.experiments.search.tune import for_optimizers, tune
+from adaqn.experiments.training.config import RunConfig
+from adaqn.experiments.training.parallel import LOCK, finished, folder_name, run_one
+from adaqn.experiments.training.run import CHECKPOINT, Run
+from adaqn.experiments.training.storage import json_text, load_checkpoint
 
 SMALL = RunConfig(layers=1, hidden=12, limit=12_000, steps=20, batch_size=8, length=20, evaluations=13, lr=0.01)
 
@@ -67,8 +67,8 @@ def test_ctrl_c_at_random_moments_ends_with_the_same_bits(tmp_path):
     config = replace(SMALL, optimizer="adaqn", hidden=32, steps=400, options={"cycle_length": 3})
     whole = run_one(config, tmp_path / "whole")
     code = (
-        "import json, sys; from pathlib import Path; from adaqn.experiments.config import RunConfig;"
-        "from adaqn.experiments.runner import run_one;"
+        "import json, sys; from pathlib import Path; from adaqn.experiments.training.config import RunConfig;"
+        "from adaqn.experiments.training.parallel import run_one;"
         "run_one(RunConfig.from_json(json.loads(sys.argv[1])), Path(sys.argv[2]))"
     )
     rng, interrupted = random.Random(0), 0

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from adaqn.experiments import commands
-from adaqn.experiments.config import RunConfig
+from adaqn.experiments.commands import app as commands
+from adaqn.experiments.comparison.plots import colour
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.optimizers import resolved
-from adaqn.experiments.plots import colour
-from adaqn.experiments.report import as_script_data, collect, report_data, write_report
-from adaqn.experiments.report_page import command
-from adaqn.experiments.runner import run_one
-from adaqn.experiments.training import CONFIG, METRICS, RESULT, Run
+from adaqn.experiments.results.groups import command
+from adaqn.experiments.results.report import as_script_data, collect, report_data, write_report
+from adaqn.experiments.training.config import RunConfig
+from adaqn.experiments.training.parallel import run_one
+from adaqn.experiments.training.run import CONFIG, METRICS, RESULT, Run
 
 ARGUMENTS = [
     "--no-sandbox",

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from adaqn.experiments.commands import app
+from adaqn.experiments.commands.app import app
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.study.cells import chosen, whole_study
-from adaqn.experiments.study.results import TRACES, Row
-from adaqn.experiments.study.search import best_rung, due, step_size
+from adaqn.experiments.search.ladder import best_rung, due, step_size
+from adaqn.experiments.study.plan import chosen, whole_study
+from adaqn.experiments.study.rows import TRACES, Row
 from adaqn.experiments.study.summary import first_reached, lines
 
 SMALL: dict[str, Any] = {

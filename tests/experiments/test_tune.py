@@ -11,14 +11,14 @@ from dataclasses import replace
 import optuna
 import pytest
 
-from adaqn.experiments.config import RunConfig
+from adaqn.experiments.commands.sample import sample
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.grids import configured, grid
 from adaqn.experiments.optimizers import TABLE
-from adaqn.experiments.runner import run_one
-from adaqn.experiments.sample import sample
-from adaqn.experiments.trials import prepare
-from adaqn.experiments.tune import for_optimizers, tune
+from adaqn.experiments.search.points import configured, grid
+from adaqn.experiments.search.trials import prepare
+from adaqn.experiments.search.tune import for_optimizers, tune
+from adaqn.experiments.training.config import RunConfig
+from adaqn.experiments.training.parallel import run_one
 
 SMALL = RunConfig(layers=1, hidden=8, limit=12_000, steps=6, batch_size=8, length=20)
 

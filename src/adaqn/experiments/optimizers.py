@@ -16,11 +16,11 @@ from torch.optim import Optimizer
 from adaqn import OLBFGS, PRESETS, RES, SQN, AdaQN, EmpiricalFisher, HessianProduct, Monitor, SdLBFGS
 from adaqn.baselines import KFAC, SFO, HessianFree
 from adaqn.core.scaling_names import SCALINGS
-from adaqn.experiments.cells import from_torch
-from adaqn.experiments.config import RunConfig
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.models import Recurrent
-from adaqn.experiments.tasks import Task
+from adaqn.experiments.problems.linear_recurrent import from_torch
+from adaqn.experiments.problems.networks import Recurrent
+from adaqn.experiments.problems.tasks import Task
+from adaqn.experiments.training.config import RunConfig
 from adaqn.optim.family import Common
 
 Make = Callable[..., Optimizer]

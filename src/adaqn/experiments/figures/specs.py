@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from adaqn.experiments.config import RunConfig
 from adaqn.experiments.errors import UserError
+from adaqn.experiments.training.config import RunConfig
 
 SCALES = ("quick", "paper")
 RIVALS = ("adaqn", "adagrad", "adam")

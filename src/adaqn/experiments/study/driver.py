@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from adaqn.experiments.config import RunConfig
-from adaqn.experiments.runner import RunListener, run_all
-from adaqn.experiments.study.cells import Cell, Plan
-from adaqn.experiments.study.results import Row
+from adaqn.experiments.study.plan import Cell, Plan
+from adaqn.experiments.study.rows import Row
+from adaqn.experiments.training.config import RunConfig
+from adaqn.experiments.training.parallel import RunListener, run_all
 
 Bars = Callable[[str, int], AbstractContextManager[RunListener]]
 """Makes the progress bar of a round: (what it is, how many runs)."""

@@ -6,11 +6,11 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from adaqn.experiments.figures.estimate import time_step
-from adaqn.experiments.study.cells import Plan
 from adaqn.experiments.study.driver import rows
-from adaqn.experiments.study.results import Row
-from adaqn.experiments.training import Run
+from adaqn.experiments.study.plan import Plan
+from adaqn.experiments.study.rows import Row
+from adaqn.experiments.training.run import Run
+from adaqn.experiments.training.timing import time_step
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
-from adaqn.experiments import plots
+from adaqn.experiments.comparison import plots
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.report_page import command
-from adaqn.experiments.storage import write_atomically
+from adaqn.experiments.results.groups import command
 from adaqn.experiments.study.summary import YARDSTICK, Line, mean_text, mean_trace, range_text
+from adaqn.experiments.training.storage import write_atomically
 
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
 DECADES_APART = 30.0

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from adaqn.experiments.config import RunConfig
 from adaqn.experiments.optimizers import entry
-from adaqn.experiments.study.cells import Cell, Plan
-from adaqn.experiments.study.results import Row, number
+from adaqn.experiments.study.plan import Cell, Plan
+from adaqn.experiments.study.rows import Row, number
 from adaqn.experiments.study.timing import known_times
+from adaqn.experiments.training.config import RunConfig
 
 YARDSTICK = "adam"
 

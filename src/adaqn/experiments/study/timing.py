@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.storage import read_json, write_json
-from adaqn.experiments.study.cells import Cell
-from adaqn.experiments.study.results import Row
-from adaqn.experiments.training import Run, subnormals_flushed
+from adaqn.experiments.study.plan import Cell
+from adaqn.experiments.study.rows import Row
+from adaqn.experiments.training.run import Run, subnormals_flushed
+from adaqn.experiments.training.storage import read_json, write_json
 
 WARM_UP = 120
 """Steps before the first turn: memories are full, bases are made."""
