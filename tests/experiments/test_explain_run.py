@@ -11,9 +11,9 @@ from adaqn.experiments.commands.app import app
 from adaqn.experiments.commands.explain import explain_run
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.training.config import RunConfig
-from adaqn.experiments.training.folder import CYCLES, kept_cycles
+from adaqn.experiments.training.folder import CONFIG, CYCLES, kept_cycles
 from adaqn.experiments.training.parallel import run_one
-from adaqn.experiments.training.run import CONFIG, Run
+from adaqn.experiments.training.run import Run
 
 SMALL = RunConfig(layers=1, hidden=12, limit=12_000, steps=60, batch_size=8, length=20, evaluations=5, lr=0.01)
 

@@ -19,12 +19,14 @@ from adaqn.experiments.commands.compare import parse_optimizers
 from adaqn.experiments.commands.sample import sample
 from adaqn.experiments.data.text import word_corpus
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.optimizers import TABLE, resolved
+from adaqn.experiments.optimizers import TABLE
 from adaqn.experiments.results.report import collect
 from adaqn.experiments.search.tune import for_optimizers, tune
 from adaqn.experiments.training.config import RunConfig
-from adaqn.experiments.training.parallel import LOCK, finished, folder_name, run_one
-from adaqn.experiments.training.run import CHECKPOINT, Run
+from adaqn.experiments.training.folder import CHECKPOINT, LOCK, finished, folder_name
+from adaqn.experiments.training.options import resolved
+from adaqn.experiments.training.parallel import run_one
+from adaqn.experiments.training.run import Run
 from adaqn.experiments.training.storage import json_text, load_checkpoint
 
 SMALL = RunConfig(layers=1, hidden=12, limit=12_000, steps=20, batch_size=8, length=20, evaluations=13, lr=0.01)

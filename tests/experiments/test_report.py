@@ -14,12 +14,13 @@ import pytest
 from adaqn.experiments.commands import app as commands
 from adaqn.experiments.comparison.plots import colour
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.optimizers import resolved
 from adaqn.experiments.results.groups import command
 from adaqn.experiments.results.report import as_script_data, collect, report_data, write_report
 from adaqn.experiments.training.config import RunConfig
+from adaqn.experiments.training.folder import CONFIG, METRICS, RESULT
+from adaqn.experiments.training.options import resolved
 from adaqn.experiments.training.parallel import run_one
-from adaqn.experiments.training.run import CONFIG, METRICS, RESULT, Run
+from adaqn.experiments.training.run import Run
 
 ARGUMENTS = [
     "--no-sandbox",

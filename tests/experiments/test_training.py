@@ -19,12 +19,14 @@ import torch
 from adaqn import PRESETS
 from adaqn.experiments.commands.app import app
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.optimizers import TABLE, resolved
+from adaqn.experiments.optimizers import TABLE
 from adaqn.experiments.problems.tasks import make_task
 from adaqn.experiments.results.groups import command
 from adaqn.experiments.training.config import RunConfig
+from adaqn.experiments.training.folder import CHECKPOINT, METRICS
+from adaqn.experiments.training.options import resolved
 from adaqn.experiments.training.parallel import run_all, run_one
-from adaqn.experiments.training.run import CHECKPOINT, METRICS, Run
+from adaqn.experiments.training.run import Run
 from adaqn.experiments.training.storage import read_lines
 
 SMALL = RunConfig(layers=1, hidden=12, limit=12_000, steps=12, batch_size=8, length=20, evaluations=20, lr=0.01)

@@ -22,12 +22,13 @@ from adaqn.experiments.commands.options import AsJson, DataDir, Device, Threads,
 from adaqn.experiments.commands.sample import sample as draw_text
 from adaqn.experiments.commands.study import study
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.optimizers import TABLE, resolved
+from adaqn.experiments.optimizers import TABLE
 from adaqn.experiments.results.report import write_report
 from adaqn.experiments.search import tune as tuning
 from adaqn.experiments.training.config import RunConfig
-from adaqn.experiments.training.parallel import folder_name, run_one, stored_config
-from adaqn.experiments.training.run import CONFIG
+from adaqn.experiments.training.folder import CONFIG, folder_name, stored_config
+from adaqn.experiments.training.options import resolved
+from adaqn.experiments.training.parallel import run_one
 from adaqn.experiments.training.storage import json_text, write_json
 from adaqn.experiments.training.team import check_command, restarts, team
 

@@ -12,7 +12,8 @@ from adaqn.experiments.comparison.plots import comparison
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.optimizers import entry
 from adaqn.experiments.training.config import RunConfig
-from adaqn.experiments.training.parallel import Finished, run_all
+from adaqn.experiments.training.folder import Finished
+from adaqn.experiments.training.parallel import run_all
 from adaqn.experiments.training.storage import write_json
 
 Groups = dict[str, list[Finished]]

@@ -9,14 +9,10 @@ import typer
 
 from adaqn.experiments.commands.options import AsJson
 from adaqn.experiments.errors import UserError
+from adaqn.experiments.library import QuasiNewton, explanation_of
 from adaqn.experiments.optimizers import TABLE, entry
-from adaqn.experiments.training.folder import CYCLES, kept_cycles
-from adaqn.experiments.training.parallel import stored_config
-from adaqn.experiments.training.run import CONFIG, RESULT
+from adaqn.experiments.training.folder import CONFIG, CYCLES, RESULT, kept_cycles, stored_config
 from adaqn.experiments.training.storage import json_text
-from adaqn.optim.explain import Explanation
-from adaqn.optim.explain import explain as explanation
-from adaqn.optim.quasi_newton import QuasiNewton
 
 
 def explain(
@@ -33,7 +29,7 @@ def explain(
         print("(in the laboratory: --lr, --monitor-size for the monitoring set, --option name=value for the others)")
 
 
-def explain_run(folder: Path) -> tuple[dict[str, Any], Explanation]:
+def explain_run(folder: Path) -> tuple[dict[str, Any], Any]:
     """(Which run it is and how far, what is to be said about it)."""
     if not (folder / CONFIG).exists():
         raise UserError(f"there is no run in {folder}: a run is a folder with {CONFIG} in it")
@@ -48,7 +44,7 @@ def explain_run(folder: Path) -> tuple[dict[str, Any], Explanation]:
         )
     is_finished = (folder / RESULT).exists()
     state = "finished" if is_finished else "not finished, as of its last evaluation or checkpoint"
-    return {"folder": str(folder), "optimizer": name, "state": state}, explanation(kept_cycles(folder))
+    return {"folder": str(folder), "optimizer": name, "state": state}, explanation_of(kept_cycles(folder))
 
 
 def has_cycles(name: str) -> bool:

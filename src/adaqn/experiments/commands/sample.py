@@ -11,7 +11,7 @@ from adaqn.experiments.errors import UserError
 from adaqn.experiments.optimizers import known_classes, prepare_model
 from adaqn.experiments.problems.tasks import LanguageModel, make_task
 from adaqn.experiments.training.config import LARGEST_SEED, RunConfig, check_machine
-from adaqn.experiments.training.run import CHECKPOINT, CONFIG
+from adaqn.experiments.training.folder import CHECKPOINT, CONFIG
 from adaqn.experiments.training.storage import load_checkpoint, read_json
 
 

@@ -9,12 +9,14 @@ from typing import Any
 
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.figures.specs import PLAIN, FigureSpec, Panel, Variant
-from adaqn.experiments.optimizers import entry, own_options
+from adaqn.experiments.optimizers import entry
 from adaqn.experiments.results.groups import command
 from adaqn.experiments.search.points import step_sizes
 from adaqn.experiments.search.tuning_file import tuned_run
 from adaqn.experiments.training.config import RunConfig
-from adaqn.experiments.training.parallel import Finished, RunListener, run_all
+from adaqn.experiments.training.folder import Finished
+from adaqn.experiments.training.options import own_options
+from adaqn.experiments.training.parallel import RunListener, run_all
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from adaqn.experiments.training.parallel import Finished
+from adaqn.experiments.training.folder import Finished
 from adaqn.experiments.training.storage import write_atomically
 
 # Okabe and Ito's palette: told apart by colour-blind readers too. A name has the same colour in every figure.

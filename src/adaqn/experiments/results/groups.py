@@ -11,9 +11,10 @@ from itertools import pairwise
 from typing import Any
 
 from adaqn.experiments.comparison.plots import colour
-from adaqn.experiments.optimizers import TABLE, own_options
+from adaqn.experiments.optimizers import TABLE
 from adaqn.experiments.training.config import RunConfig
-from adaqn.experiments.training.parallel import Finished
+from adaqn.experiments.training.folder import Finished
+from adaqn.experiments.training.options import own_options
 
 VERDICTS = ("stored", "skipped", "rejected")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")

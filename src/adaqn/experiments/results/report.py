@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -15,9 +13,8 @@ import adaqn
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.results.groups import Group, describe
 from adaqn.experiments.training.config import RunConfig
-from adaqn.experiments.training.parallel import METRIC_ENTRIES, Finished, finished
-from adaqn.experiments.training.run import CONFIG, METRICS
-from adaqn.experiments.training.storage import read_json, read_lines, write_atomically
+from adaqn.experiments.training.folder import CONFIG, METRIC_ENTRIES, METRICS, Finished, finished
+from adaqn.experiments.training.storage import json_text, read_json, read_lines, write_atomically
 
 NEEDED = {"config", "identity", "final", "best", "seconds", "steps", "unit", "data_sha256"}
 
@@ -26,7 +23,7 @@ def write_report(root: Path, out: Path | None = None) -> Path:
     """Write the page, by default to ``root/report.html``; returns its path."""
     from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]  # slow to import
 
-    template = resources.files("adaqn.experiments").joinpath("results", "report.html").read_text(encoding="utf-8")
+    template = resources.files("adaqn.experiments.results").joinpath("report.html").read_text(encoding="utf-8")
     before, between, after = template.split("@@@")
     data = as_script_data(report_data(root))
     path = out or root / "report.html"
@@ -40,16 +37,8 @@ def as_script_data(value: Any) -> str:
     >>> as_script_data({"a": "</script>&", "b": [1.5, float("nan")]})
     '{"a": "\\u003c/script\\u003e\\u0026", "b": [1.5, null]}'
     """
-    text = json.dumps(_finite(value), allow_nan=False)
+    text = json_text(value)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def report_data(root: Path) -> dict[str, Any]:

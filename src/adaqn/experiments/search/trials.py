@@ -19,8 +19,9 @@ from optuna.trial import TrialState
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.search.points import SECOND, Point, configured
 from adaqn.experiments.training.config import RunConfig
+from adaqn.experiments.training.folder import folder_name
 from adaqn.experiments.training.interrupts import end_with_parent
-from adaqn.experiments.training.parallel import folder_name, run_one
+from adaqn.experiments.training.parallel import run_one
 from adaqn.experiments.training.run import Progress
 from adaqn.experiments.training.storage import warnings_kept
 

@@ -12,11 +12,11 @@ from typing import Any
 import optuna
 
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.optimizers import resolved
 from adaqn.experiments.search.points import best_step_size, grid, second_stage
 from adaqn.experiments.search.trials import Curves, finished_counts, prepare, results, running, work
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.interrupts import interrupts_noted
+from adaqn.experiments.training.options import resolved
 from adaqn.experiments.training.run import Run
 
 ASK_EVERY = 5.0

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.optimizers import resolved
 from adaqn.experiments.search.ladder import best_rung, due, step_size
 from adaqn.experiments.study.plan import Cell
-from adaqn.experiments.training.config import RunConfig
-from adaqn.experiments.training.parallel import Finished
+from adaqn.experiments.training.config import RunConfig, renamed
+from adaqn.experiments.training.folder import Finished
+from adaqn.experiments.training.options import resolved
 from adaqn.experiments.training.storage import read_json, write_json
 
 FORMAT = 1
@@ -49,8 +49,9 @@ class Row:
         said = read_json(self.path)
         if not isinstance(said, dict) or not isinstance(said.get("runs"), list):
             raise UserError(f"{self.path} is no result of the study; it was left in place")
-        ours = self.settings()
-        for name, value in ours.items():
+        if isinstance(said.get("options"), dict):
+            said["options"] = renamed(said["options"], "auto", "paired")
+        for name, value in self.settings().items():
             if said.get(name) != value:
                 raise UserError(
                     f"{self.path} was made with another {name} ({said.get(name)!r}, and now it is {value!r}): delete "

@@ -129,15 +129,30 @@ class RunConfig:
             kinds = _KINDS.get(name, type(getattr(usual, name)))
             if value is not None and (not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool)):
                 raise UserError(f"the configuration is damaged: {name} is {value!r}")
-        return RunConfig(**values)
+        options = values.get("options") or {}
+        return RunConfig(**{**values, "options": renamed(options, "auto", "paired")})
 
-    def identity(self) -> str:
-        """The same for two runs exactly if their numbers must be the same."""
+    def identity(self, *, as_written: bool = False) -> str:
+        """The same for two runs exactly if their numbers must be the same.
+
+        ``as_written`` is what 0.1 made of options that ask for the paired test by its own name.
+        """
         values = self.to_json()
         if self.average is None:
             del values["average"]  # runs made before there was an average are still the same runs
+        if not as_written:
+            values["options"] = renamed(self.options, "paired", "auto")  # what presets called it in 0.1
         text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def renamed(options: dict[str, Any], before: str, after: str) -> dict[str, Any]:
+    """The options with that test for rejections called by its other name; with a monitor per example they are one.
+
+    >>> renamed({"acceptance": "auto", "damping": 0.5}, "auto", "paired")
+    {'acceptance': 'paired', 'damping': 0.5}
+    """
+    return {**options, "acceptance": after} if options.get("acceptance") == before else options
 
 
 _KINDS: dict[str, Any] = {

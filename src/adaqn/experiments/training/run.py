@@ -19,11 +19,13 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import adaqn
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.optimizers import entry, known_classes, make_optimizer, prepare_model, resolved
+from adaqn.experiments.library import QuasiNewton
+from adaqn.experiments.optimizers import entry, known_classes, prepare_model
 from adaqn.experiments.problems.tasks import make_task
 from adaqn.experiments.training.config import RunConfig
-from adaqn.experiments.training.folder import keep_cycles, recall_cycles
+from adaqn.experiments.training.folder import CHECKPOINT, CONFIG, METRICS, RESULT, keep_cycles, recall_cycles
 from adaqn.experiments.training.interrupts import interrupts_noted
+from adaqn.experiments.training.options import make_optimizer, resolved
 from adaqn.experiments.training.stepping import take_step
 from adaqn.experiments.training.storage import (
     json_text,
@@ -34,9 +36,7 @@ from adaqn.experiments.training.storage import (
     write_json,
 )
 from adaqn.experiments.training.team import ALONE, Team
-from adaqn.optim.quasi_newton import QuasiNewton
 
-CONFIG, METRICS, CHECKPOINT, RESULT = "config.json", "metrics.jsonl", "checkpoint.pt", "result.json"
 CHECKPOINT_VARIABLE = "ADAQN_CHECKPOINT_SECONDS"
 """Seconds between two checkpoints, if not 30."""
 
@@ -275,10 +275,11 @@ class Run:
         if path.exists():
             state = load_checkpoint(path, known_classes(self.config.optimizer))
         if path.exists():
-            for name, ours in (("identity", self.config.identity()), ("data_sha256", self.task.sha256)):
-                if state.get(name) != ours:
+            identities = (self.config.identity(), self.config.identity(as_written=True))
+            for name, ours in (("identity", identities), ("data_sha256", (self.task.sha256,))):
+                if state.get(name) not in ours:
                     raise UserError(
-                        f"{path} is of another run: its {name} is {state.get(name)}, and this run's is {ours}"
+                        f"{path} is of another run: its {name} is {state.get(name)}, and this run's is {ours[0]}"
                     )
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adaqn.experiments.comparison.panels import Planned
-from adaqn.experiments.training.parallel import finished, folder_name
+from adaqn.experiments.training.folder import finished, folder_name
 from adaqn.experiments.training.run import Run
 
 CYCLES = 2
