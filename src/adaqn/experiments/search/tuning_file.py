@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.figures.specs import Panel, Variant
-from adaqn.experiments.search.tune import tune
+from adaqn.experiments.search.tune import Told, tune
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.storage import read_json, write_json
-
-Told = Callable[[dict[str, int]], None]
-"""Is told how many runs of which curve are finished."""
 
 
 def packaged(scale: str) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.search.ladder import best_rung, due, step_size
+from adaqn.experiments.search.points import best_rung, due_rungs, rung_of, step_size
 from adaqn.experiments.study.plan import Cell
 from adaqn.experiments.training.config import RunConfig, renamed
 from adaqn.experiments.training.folder import Finished
@@ -87,12 +87,9 @@ class Row:
 
     def tried(self) -> dict[int, float]:
         """Rung → validation loss of seed 0."""
-        found = {}
-        for rung in range(-24, 25):
-            run = self.find(step_size(self.default, rung), 0)
-            if run is not None:
-                found[rung] = number(run["end"]["valid_loss"])
-        return found
+        of_first_seed = [run for run in self.runs if run["seed"] == 0]
+        found = {rung_of(self.default, run["lr"]): number(run["end"]["valid_loss"]) for run in of_first_seed}
+        return {rung: loss for rung, loss in found.items() if rung is not None}
 
     def best_lr(self) -> float | None:
         """Chosen on the validation split with seed 0."""
@@ -107,7 +104,7 @@ class Row:
 
     def due(self, points: int, seeds: int) -> list[RunConfig]:
         """The runs that may be made now: step sizes first, then the other seeds at the best and at the default one."""
-        rungs = due(self.tried(), points)
+        rungs = due_rungs(self.tried(), points)
         if rungs:
             wanted = [(step_size(self.default, rung), 0) for rung in rungs]
         else:

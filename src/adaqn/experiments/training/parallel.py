@@ -7,9 +7,10 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, nullcontext
 from multiprocessing.managers import SyncManager
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,10 @@ from adaqn.experiments.training.team import ALONE, Team
 REPORT_EVERY = 0.2
 """Seconds between two messages of a worker about its progress."""
 
+
+LOOK_EVERY = 0.2
+"""Seconds between two looks for an interrupt."""
+LOST = "a worker process was killed, perhaps for want of memory; run the same command again to go on"
 
 RunListener = Callable[[int, Progress], None]
 
@@ -57,6 +62,59 @@ def run_one(
     return done
 
 
+class Workers:
+    """Processes at work: each makes one run after the other."""
+
+    def __init__(
+        self, count: int, pool: ProcessPoolExecutor, manager: SyncManager, interrupted: threading.Event
+    ) -> None:
+        self.count, self.pool, self.interrupted = count, pool, interrupted
+        self.messages, self.stop = manager.Queue(), manager.Event()
+
+    def submit(
+        self, config: RunConfig, folder: Path, data_dir: Path | None, index: int | None = None
+    ) -> Future[Finished]:
+        """A run to be made; one with an index tells of its progress."""
+        messages = None if index is None else self.messages
+        return self.pool.submit(_work, index, config.to_json(), folder, data_dir, messages, self.stop)
+
+    def finished(self, config: RunConfig, folder: Path, data_dir: Path | None) -> Finished:
+        """A run to be waited for."""
+        future = self.submit(config, folder, data_dir)
+        while not wait([future], timeout=LOOK_EVERY).done:
+            if self.interrupted.is_set():
+                self.stop.set()
+        try:
+            return future.result()
+        except BrokenProcessPool:
+            raise UserError(LOST) from None
+
+    def check_interrupt(self) -> None:
+        if self.interrupted.is_set():
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def started_workers(count: int) -> Iterator[Workers]:
+    """Within the block they work; left by an exception or by Ctrl-C, each saves where it is."""
+    if count < 1:
+        raise UserError(f"workers must be at least 1, got {count}")
+    context = mp.get_context("spawn")
+    with started(SyncManager(ctx=context)) as manager, interrupts_noted() as interrupted:
+        pool = ProcessPoolExecutor(count, mp_context=context, initializer=_as_worker)
+        workers = Workers(count, pool, manager, interrupted)
+        try:
+            yield workers
+        except BaseException as error:
+            workers.stop.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+            if isinstance(error, BrokenProcessPool):
+                raise UserError(LOST) from None
+            raise
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
 def run_all(
     configs: Sequence[RunConfig],
     root: Path,
@@ -65,28 +123,12 @@ def run_all(
     listener: RunListener | None = None,
 ) -> list[Finished]:
     """All runs, so many at a time; in the order of ``configs``."""
-    if workers < 1:
-        raise UserError(f"workers must be at least 1, got {workers}")
     folders = [root / folder_name(config) for config in configs]
-    context = mp.get_context("spawn")
-    with started(SyncManager(ctx=context)) as manager:
-        messages = manager.Queue()
-        pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_as_worker)
-        stop = manager.Event()
-        try:
-            with interrupts_noted() as interrupted:
-                futures = [
-                    pool.submit(_work, index, config.to_json(), folder, data_dir, messages, stop)
-                    for index, (config, folder) in enumerate(zip(configs, folders, strict=True))
-                ]
-                _listen(futures, messages, listener, interrupted)
-                return [future.result() for future in futures]
-        except BaseException:
-            stop.set()  # the workers save where they are
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+    with started_workers(workers) as team:
+        pairs = zip(configs, folders, strict=True)
+        futures = [team.submit(config, folder, data_dir, index) for index, (config, folder) in enumerate(pairs)]
+        _listen(futures, team, listener)
+        return [future.result() for future in futures]
 
 
 def started(manager: SyncManager) -> SyncManager:
@@ -100,16 +142,13 @@ def _as_worker() -> None:
     end_with_parent()
 
 
-def _listen(
-    futures: Sequence[Future[Finished]], messages: Any, listener: RunListener | None, interrupted: threading.Event
-) -> None:
+def _listen(futures: Sequence[Future[Finished]], team: Workers, listener: RunListener | None) -> None:
     while True:
-        if interrupted.is_set():
-            raise KeyboardInterrupt
+        team.check_interrupt()
         running = any(not future.done() for future in futures)
         try:
             while True:
-                index, progress = messages.get(timeout=0.1 if running else 0.0)
+                index, progress = team.messages.get(timeout=0.1 if running else 0.0)
                 if listener is not None:
                     listener(index, progress)
         except queue.Empty:
@@ -122,7 +161,7 @@ def _listen(
 
 
 def _work(
-    index: int, values: dict[str, Any], folder: Path, data_dir: Path | None, messages: Any, stop: Any
+    index: int | None, values: dict[str, Any], folder: Path, data_dir: Path | None, messages: Any, stop: Any
 ) -> Finished:
     told = 0.0
 
@@ -131,7 +170,8 @@ def _work(
         now = time.monotonic()
         if now - told > REPORT_EVERY or progress.step == progress.steps:
             told = now
-            messages.put((index, progress))
+            if messages is not None:
+                messages.put((index, progress))
             if stop.is_set():
                 raise KeyboardInterrupt
 
