@@ -1,4 +1,4 @@
-"""Progress on the screen: a bar per run, with its loss and the time that is left."""
+"""Progress on the screen: bars with losses and the time that is left, and the hours before anything starts."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.table import Table
 
 from adaqn.experiments.training.run import Progress as RunProgress
+from adaqn.experiments.training.timing import Cost
 
 
 @contextmanager
@@ -78,6 +80,12 @@ def figure_bar(total: int, *, quiet: bool = False) -> Iterator[Callable[[int, Ru
         yield told
 
 
-def hours_text(total: float, workers: int) -> str:
-    """What so many hours of runs will take."""
-    return f"{total:.2f} hours of one run at a time; with {workers} at a time at best {total / workers:.2f}"
+def print_costs(costs: Sequence[Cost], workers: int, console: Console) -> None:
+    """The hours, before anything starts."""
+    table = Table("panel", "curve", "runs left, at most", "ms a step", "seconds a run", "hours")
+    for cost in costs:
+        step = "–" if cost.seconds_per_step is None else f"{1e3 * cost.seconds_per_step:.1f}"
+        table.add_row(cost.panel, cost.curve, str(cost.runs), step, f"{cost.seconds_per_run:.0f}", f"{cost.hours:.2f}")
+    console.print(table)
+    total = sum(cost.hours for cost in costs)
+    console.print(f"{total:.2f} hours of one run at a time; with {workers} at a time at best {total / workers:.2f}")

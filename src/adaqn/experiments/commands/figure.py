@@ -12,15 +12,19 @@ from rich.console import Console
 from rich.table import Table
 
 from adaqn.experiments.commands.compare import parse_optimizers
-from adaqn.experiments.commands.display import count_bars, figure_bar, hours_text
+from adaqn.experiments.commands.display import count_bars, figure_bar, print_costs
 from adaqn.experiments.commands.options import AsJson, DataDir, Device, Threads, Workers
-from adaqn.experiments.comparison import panels as make
-from adaqn.experiments.comparison.drawing import draw_figure
+from adaqn.experiments.comparison import panels
+from adaqn.experiments.comparison.panels import Comparison, Planned
+from adaqn.experiments.comparison.plots import draw_comparison
+from adaqn.experiments.comparison.summary import summary_rows
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.figures.specs import FIGURES, FigureSpec, figure_spec
-from adaqn.experiments.search.tuning_file import key, packaged, read_tuning, search_panel
+from adaqn.experiments.figures.specs import FIGURES, PLAIN, figure_spec
+from adaqn.experiments.search.tuning_file import key, packaged, search_panel, tuned_by
+from adaqn.experiments.training.folder import finished, folder_name
+from adaqn.experiments.training.run import Run
 from adaqn.experiments.training.storage import json_text, write_json
-from adaqn.experiments.training.timing import Cost, estimate
+from adaqn.experiments.training.timing import Cost, cost_of
 
 
 def figure(
@@ -52,11 +56,11 @@ def figure(
     as_json: AsJson = False,
 ) -> None:
     """One figure of the paper, or of a claim in its text: every curve a mean over seeds with its range."""
-    spec = make.with_sizes(figure_spec(name, scale), epochs=epochs, threads=threads, device=device)
+    spec = panels.with_sizes(figure_spec(name, scale), epochs=epochs, threads=threads, device=device)
     if optimizers:
-        spec = make.with_optimizers(spec, [optimizer for optimizer, _ in parse_optimizers(optimizers)])
+        spec = panels.with_optimizers(spec, PLAIN, [optimizer for optimizer, _ in parse_optimizers(optimizers)])
     if panel:
-        spec = make.with_panels(spec, panel)
+        spec = panels.with_panels(spec, panel)
     path = tuning or (out / f"tuning-{scale}.json" if tune else packaged(scale))
     if workers < 1:
         raise UserError(f"workers must be at least 1, got {workers}")
@@ -69,20 +73,21 @@ def figure(
     if not path.exists() and scale == "paper":
         path = packaged("quick")
         say(f"no tuning was done at the paper's scale: step sizes are those of {path.name}", as_json)
-    planned = make.plan(spec, seeds, read_tuning(path), path)
+    planned = panels.plan(spec, seeds, tuned_by(path))
     if only_estimate or scale == "paper":
         costs = estimate(planned, out, data_dir)
         if only_estimate and as_json:
-            print(json_text([asdict(cost) for cost in costs], indent=2))
+            print(json_text([{**asdict(cost), "hours": cost.hours} for cost in costs], indent=2))
         if not as_json:
-            print_estimate(costs, workers)
+            print_costs(costs, workers, Console())
         if only_estimate:
             return
     with figure_bar(len(planned), quiet=as_json) as told:
-        curves = make.run_figure(planned, out, workers, data_dir, told)
+        curves = panels.run_planned(planned, out, workers, data_dir, told)
     stem = out / f"{name}-{scale}{'-part' if asked else ''}"  # the whole figure stays as it was
-    files = draw_figure(spec, curves, stem, scale, seeds)
-    rows = make.summary_rows(curves)
+    over = f"mean and range of {seeds} seeds" if seeds > 1 else "one seed"
+    files = draw_comparison(spec, curves, stem, f"{scale} scale, {over}")
+    rows = summary_rows(curves)
     write_json(stem.with_suffix(".json"), rows)
     if as_json:
         print(json_text({"rows": rows, "figures": [str(file) for file in files]}, indent=2))
@@ -92,7 +97,7 @@ def figure(
 
 
 def search(
-    spec: FigureSpec, path: Path, command: str, out: Path, workers: int, data_dir: Path | None, *, quiet: bool
+    spec: Comparison, path: Path, command: str, out: Path, workers: int, data_dir: Path | None, *, quiet: bool
 ) -> None:
     """Tune every panel once."""
     panels = {key(panel): panel for panel in spec.panels}
@@ -103,17 +108,20 @@ def search(
             search_panel(panel, path, command, out, workers, data_dir, told)
 
 
-def print_estimate(costs: list[Cost], workers: int) -> None:
-    table = Table("panel", "curve", "runs to do", "ms a step", "s an evaluation", "hours")
-    for cost in costs:
-        numbers = (f"{1e3 * cost.seconds_per_step:.1f}", f"{cost.seconds_per_evaluation:.1f}", f"{cost.hours:.2f}")
-        table.add_row(cost.panel, cost.curve, str(cost.runs), *numbers)
-    Console().print(table)
-    total = sum(cost.hours for cost in costs)
-    say(hours_text(total, workers), False)
+def estimate(planned: list[Planned], out: Path, data_dir: Path | None) -> list[Cost]:
+    """One row per curve; finished runs cost nothing."""
+    waiting: dict[tuple[str, str], list[Planned]] = {}
+    for p in planned:
+        of_curve = waiting.setdefault((p.panel.title, p.variant.label), [])
+        if finished(out / "runs" / folder_name(p.config)) is None:
+            of_curve.append(p)
+    return [
+        cost_of(*names, len(left), Run(left[0].config, None, data_dir)) if left else Cost(*names, 0, 0.0)
+        for names, left in waiting.items()
+    ]
 
 
-def print_rows(rows: list[dict[str, object]], spec: FigureSpec) -> None:
+def print_rows(rows: list[dict[str, object]], spec: Comparison) -> None:
     """The table in the terminal: mean and range at the end."""
     table = Table(title=spec.title)
     for column in ("panel", "curve", "lr", "options", "test loss", "range", "valid loss", "stored/skipped/rejected"):

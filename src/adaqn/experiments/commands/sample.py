@@ -1,22 +1,44 @@
-"""Text from a trained language model."""
+"""``adaqn sample``: text from a trained language model."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Annotated
 
 import torch
+import typer
 
+from adaqn.experiments.commands.options import AsJson, DataDir, Device, Threads
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.optimizers import known_classes, prepare_model
 from adaqn.experiments.problems.tasks import LanguageModel, make_task
 from adaqn.experiments.training.config import LARGEST_SEED, RunConfig, check_machine
 from adaqn.experiments.training.folder import CHECKPOINT, CONFIG
-from adaqn.experiments.training.storage import load_checkpoint, read_json
+from adaqn.experiments.training.storage import json_text, load_checkpoint, read_json
+
+
+def sample(
+    folder: Annotated[Path, typer.Argument(help="Folder of a run of char-lm or word-lm.")],
+    count: Annotated[int, typer.Option(help="Symbols to draw.")] = 400,
+    prompt: Annotated[str, typer.Option(help="What the text begins with.")] = "",
+    temperature: Annotated[float, typer.Option(help="Below 1 safer, above 1 bolder.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of the draw.")] = 0,
+    threads: Threads = 1,
+    device: Device = "cpu",
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Text generated from a trained language model."""
+    text = drawn_text(
+        folder, count, prompt=prompt, temperature=temperature, seed=seed, data_dir=data_dir, threads=threads,
+        device=device,
+    )  # fmt: skip
+    print(json_text({"folder": str(folder), "seed": seed, "text": text}, indent=2) if as_json else text)
 
 
 @torch.no_grad()
-def sample(
+def drawn_text(
     folder: Path,
     count: int,
     *,

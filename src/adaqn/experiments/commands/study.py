@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -11,12 +12,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from adaqn.experiments.commands.display import figure_bar, hours_text
+from adaqn.experiments.commands.display import figure_bar, print_costs
 from adaqn.experiments.commands.options import AsJson, DataDir, Workers
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.study import timing
-from adaqn.experiments.study.driver import run_study
-from adaqn.experiments.study.hours import Cost, costs
+from adaqn.experiments.study.driver import costs, measure, run_study
 from adaqn.experiments.study.page import as_json_rows, write_page
 from adaqn.experiments.study.plan import FILE, chosen, whole_study
 from adaqn.experiments.study.summary import Line, lines, mean_text, range_text
@@ -56,15 +55,15 @@ def study(
     plan = chosen(whole_study(cells), cell or [], method or [])
     console = Console(quiet=as_json, width=None if sys.stdout.isatty() else WIDTH)
     if time:
-        for c in plan.cells:
-            said = timing.measure(c, results, data_dir)
+        for c in plan.panels:
+            said = measure(c, results, data_dir)
             console.print(f"{c.name}: " + ", ".join(f"{m} {t['median']}" for m, t in said["milliseconds"].items()))
     elif page is None:
         left = costs(plan, results, data_dir)
         print_costs(left, workers, console)
         if only_plan:
             if as_json:
-                print(json_text([{**vars(c), "hours": c.hours} for c in left], indent=2))
+                print(json_text([{**asdict(cost), "hours": cost.hours} for cost in left], indent=2))
             return
 
         def bars(label: str, total: int) -> AbstractContextManager[RunListener]:
@@ -83,22 +82,12 @@ def study(
         print_lines(found, console)
 
 
-def print_costs(left: list[Cost], workers: int, console: Console) -> None:
-    """The hours, before anything starts."""
-    table = Table("cell", "method", "runs left, at most", "seconds a run", "hours")
-    for c in left:
-        table.add_row(c.cell, c.method, str(c.runs), f"{c.seconds_per_run:.0f}", f"{c.hours:.2f}")
-    console.print(table)
-    total = sum(c.hours for c in left)
-    console.print(hours_text(total, workers))
-
-
 def print_lines(found: dict[str, list[Line]], console: Console) -> None:
     table = Table("cell", "method", "lr", "test loss", "range", "averaged", "untuned", "ms a step", "s to Adam's end")
     for of_cell in found.values():
         for line in of_cell:
             table.add_row(
-                line.cell.name, line.label, f"{line.lr:g}", mean_text(line.test), range_text(line.test),
+                line.panel.name, line.label, f"{line.lr:g}", mean_text(line.test), range_text(line.test),
                 mean_text(line.averaged), mean_text(line.untuned),
                 "–" if line.milliseconds is None else f"{line.milliseconds:.1f}",
                 "–" if line.seconds_to_adam is None else f"{line.seconds_to_adam:.1f}",

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import math
-import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any
 
 from adaqn.experiments.comparison.plots import colour
+from adaqn.experiments.comparison.summary import VERDICTS, over_seeds, spread
 from adaqn.experiments.optimizers import TABLE
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.folder import Finished
 from adaqn.experiments.training.options import own_options
+from adaqn.experiments.training.repeat import NAMED, command
 
-VERDICTS = ("stored", "skipped", "rejected")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-NAMED = ("task", "data", "model", "optimizer", "lr", "options", "seed")
-"""Shown in columns and labels of their own; the other settings are named where they differ from the usual."""
 
 
 @dataclass(frozen=True)
@@ -90,14 +87,14 @@ def distinguishing(group: Group, others: Sequence[Group]) -> list[str]:
 
 
 def _final(group: Group) -> float:
-    return float(over_seeds([[run.result["final"]["test_loss"]] for run in group.runs])["mean"][0])
+    return spread([run.result["final"]["test_loss"] for run in group.runs])["mean"]
 
 
 def results(group: Group) -> dict[str, Any]:
     """The numbers of the table: means over seeds, and the spread between the best and the worst."""
 
     def summary(value: Callable[[Finished], Any]) -> dict[str, float]:
-        return {name: values[0] for name, values in over_seeds([[value(run)] for run in group.runs]).items()}
+        return spread([value(run) for run in group.runs])
 
     return {
         "test": summary(lambda run: run.result["final"]["test_loss"]),
@@ -135,57 +132,3 @@ def curves(group: Group) -> dict[str, Any]:
 
 def _differences(totals: Sequence[float]) -> list[float]:
     return [after - before for before, after in pairwise(totals)]
-
-
-def over_seeds(rows: Sequence[Sequence[float | None]]) -> dict[str, list[float]]:
-    """Mean, lowest and highest of every column; one seed that is not finite makes all three NaN.
-
-    >>> over_seeds([[1.0, 2.0], [3.0, None]])
-    {'mean': [2.0, nan], 'low': [1.0, nan], 'high': [3.0, nan]}
-    """
-    found: dict[str, list[float]] = {"mean": [], "low": [], "high": []}
-    for column in zip(*rows, strict=True):
-        known = [float(value) for value in column if value is not None and math.isfinite(value)]
-        whole = len(known) == len(column)
-        found["mean"].append(float(f"{sum(known) / len(known):.7g}") if whole else math.nan)
-        found["low"].append(min(known) if whole else math.nan)
-        found["high"].append(max(known) if whole else math.nan)
-    return found
-
-
-def command(config: RunConfig, seeds: Sequence[int]) -> str:
-    """The shell command that makes these runs again.
-
-    >>> command(RunConfig(optimizer="adam", lr=0.01, hidden=20), [0, 1])
-    'for seed in 0 1; do adaqn train --task char-lm --optimizer adam --lr 0.01 --hidden 20 --seed "$seed"; done'
-    """
-    words = ["adaqn", "train", "--task", config.task]
-    for name in ("data", "model"):
-        if getattr(config, name) != getattr(RunConfig(), name):
-            words += [f"--{name}", getattr(config, name)]
-    words += ["--optimizer", config.optimizer]
-    words += [] if config.lr is None else ["--lr", repr(config.lr)]
-    for name, value in sorted(own_options(config.optimizer, config.options).items()):
-        words += ["--option", f"{name}={option_text(value)}"]
-    usual = RunConfig(config.task, model=config.model).complete()
-    for name in (f.name for f in fields(RunConfig) if f.name not in NAMED):
-        value = getattr(config, name)
-        if value is not None and value != getattr(usual, name):
-            words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
-    if len(seeds) == 1:
-        return f"{shlex.join(words)} --seed {seeds[0]}"
-    return f'for seed in {" ".join(map(str, seeds))}; do {shlex.join(words)} --seed "$seed"; done'
-
-
-def option_text(value: Any) -> str:
-    """As ``--option name=value`` reads it back: JSON, or bare text that is not JSON.
-
-    >>> [option_text(value) for value in ("adam", "1", 0.5, None, True)]
-    ['adam', '"1"', '0.5', 'null', 'true']
-    """
-    if isinstance(value, str):
-        try:
-            json.loads(value)
-        except json.JSONDecodeError:
-            return value
-    return json.dumps(value)

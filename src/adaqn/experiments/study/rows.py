@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from adaqn.experiments.comparison.panels import Panel, Variant
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.search.points import best_rung, due_rungs, rung_of, step_size
-from adaqn.experiments.study.plan import Cell
+from adaqn.experiments.search.points import USUAL, Point, due, rung_of
 from adaqn.experiments.training.config import RunConfig, renamed
 from adaqn.experiments.training.folder import Finished
 from adaqn.experiments.training.options import resolved
@@ -27,10 +27,10 @@ AT_THE_END = (
 class Row:
     """What is known of one method on one cell."""
 
-    def __init__(self, cell: Cell, method: str, folder: Path) -> None:
-        self.cell, self.method = cell, method
-        self.path = folder / cell.name / f"{method}.json"
-        self.base = resolved(replace(cell.base, optimizer=method))
+    def __init__(self, panel: Panel, variant: Variant, folder: Path) -> None:
+        self.panel, self.variant, self.method = panel, variant, variant.optimizer
+        self.path = folder / panel.name / f"{self.method}.json"
+        self.base = resolved(variant.on(panel.base))
         assert self.base.lr is not None
         self.default: float = self.base.lr
         self.runs: list[dict[str, Any]] = self._read()
@@ -39,7 +39,7 @@ class Row:
         """What all runs of the row have in common."""
         values = self.base.to_json()
         return {
-            "format": FORMAT, "cell": self.cell.name, "method": self.method, "default_lr": self.default,
+            "format": FORMAT, "cell": self.panel.name, "method": self.method, "default_lr": self.default,
             "options": values["options"], "task": {k: v for k, v in values.items() if k not in LEFT_OUT},
         }  # fmt: skip
 
@@ -85,32 +85,33 @@ class Row:
     def find(self, lr: float, seed: int) -> dict[str, Any] | None:
         return next((run for run in self.runs if run["lr"] == lr and run["seed"] == seed), None)
 
-    def tried(self) -> dict[int, float]:
-        """Rung → validation loss of seed 0."""
-        of_first_seed = [run for run in self.runs if run["seed"] == 0]
-        found = {rung_of(self.default, run["lr"]): number(run["end"]["valid_loss"]) for run in of_first_seed}
-        return {rung: loss for rung, loss in found.items() if rung is not None}
+    def tried(self) -> dict[Point, float]:
+        """Step size → validation loss of seed 0; those that are on the ladder, whatever else was run."""
+        usual = USUAL.get(self.method, 0)
+        return {
+            Point(run["lr"], usual): number(run["end"]["valid_loss"])
+            for run in self.runs
+            if run["seed"] == 0 and rung_of(self.default, run["lr"]) is not None
+        }
 
     def best_lr(self) -> float | None:
-        """Chosen on the validation split with seed 0."""
+        """Chosen on the validation split with seed 0; of equals, the smallest step."""
         tried = self.tried()
-        return step_size(self.default, best_rung(tried)) if tried else None
+        return min(tried, key=lambda point: (tried[point], point.lr)).lr if tried else None
 
     @property
     def best_is_at_end(self) -> bool:
         """Is the best step size the smallest or the largest of those tried?"""
-        tried = self.tried()
-        return best_rung(tried) in (min(tried), max(tried))
+        sizes = [point.lr for point in self.tried()]
+        return self.best_lr() in (min(sizes), max(sizes))
 
-    def due(self, points: int, seeds: int) -> list[RunConfig]:
+    def due(self, seeds: int) -> list[RunConfig]:
         """The runs that may be made now: step sizes first, then the other seeds at the best and at the default one."""
-        rungs = due_rungs(self.tried(), points)
-        if rungs:
-            wanted = [(step_size(self.default, rung), 0) for rung in rungs]
-        else:
+        wanted = [(point.lr, 0) for point in due(self.panel.search, self.method, self.panel.budget, self.tried())]
+        if not wanted:
             best = self.best_lr()
             assert best is not None
-            sizes = dict.fromkeys([best, step_size(self.default, 0)] if self.untuned else [best])
+            sizes = dict.fromkeys([best, self.default] if self.untuned else [best])
             wanted = [(lr, seed) for lr in sizes for seed in range(seeds)]
         return [replace(self.base, lr=lr, seed=seed) for lr, seed in wanted if self.find(lr, seed) is None]
 
@@ -124,11 +125,11 @@ class Row:
         found = [self.find(lr, seed) for seed in range(seeds)] if lr is not None else []
         return [run for run in found if run is not None] if all(run is not None for run in found) else []
 
-    def remaining(self, points: int, seeds: int) -> int:
+    def remaining(self, seeds: int) -> int:
         """How many runs are left, at most."""
-        tried = len(self.tried())
+        tried, points = len(self.tried()), self.panel.budget
         later = (seeds - 1) * (2 if self.untuned else 1)
-        return points - tried + later if tried < points else len(self.due(points, seeds))
+        return points - tried + later if tried < points else len(self.due(seeds))
 
 
 def _is_whole(run: Any) -> bool:
