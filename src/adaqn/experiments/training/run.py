@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import platform
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,28 +15,20 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-import adaqn
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.library import QuasiNewton
-from adaqn.experiments.optimizers import entry, known_classes, prepare_model
+from adaqn.experiments.optimizers import entry, prepare_model
 from adaqn.experiments.problems.tasks import make_task
+from adaqn.experiments.training import saving
 from adaqn.experiments.training.config import RunConfig
-from adaqn.experiments.training.folder import CHECKPOINT, CONFIG, METRICS, RESULT, keep_cycles, recall_cycles
+from adaqn.experiments.training.folder import RESULT
 from adaqn.experiments.training.interrupts import interrupts_noted
 from adaqn.experiments.training.options import make_optimizer, resolved
 from adaqn.experiments.training.stepping import take_step
 from adaqn.experiments.training.storage import (
-    json_text,
-    load_checkpoint,
-    read_lines,
-    save_checkpoint,
-    write_atomically,
     write_json,
 )
 from adaqn.experiments.training.team import ALONE, Team
-
-CHECKPOINT_VARIABLE = "ADAQN_CHECKPOINT_SECONDS"
-"""Seconds between two checkpoints, if not 30."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +86,7 @@ class Run:
 
     def train(self, listener: Listener | None = None) -> dict[str, Any]:
         """Go on until the last step; returns the result. Interrupted, it saves where it is."""
-        checkpoint_every = checkpoint_seconds()
+        checkpoint_every = saving.checkpoint_seconds()
         if not self.metrics:
             self.measure()
         try:
@@ -190,17 +180,7 @@ class Run:
         self.loss_sum.zero_()
         self.pairs_sum = self.summed = 0
         self.metrics.append(record)
-        if self.folder is not None and self.team.writes:
-            self._append(record)
-            self._keep_cycles(self.folder)
-
-    def _append(self, record: dict[str, Any]) -> None:
-        assert self.folder is not None
-        try:
-            with (self.folder / METRICS).open("a", encoding="utf-8") as file:
-                file.write(json_text(record) + "\n")
-        except OSError as error:
-            raise UserError(f"cannot write {self.folder / METRICS}: {error.strerror}") from error
+        saving.measured(self, record)
 
     def result(self) -> dict[str, Any]:
         """The best validation loss, and the test loss at that point and at the end; of the process that measures."""
@@ -224,82 +204,15 @@ class Run:
 
     def begin(self) -> None:
         """Write ``config.json`` into an empty folder."""
-        assert self.folder is not None
-        if (self.folder / CONFIG).exists():
-            raise UserError(f"{self.folder} already holds a run: --resume continues it, or choose another folder")
-        write_json(self.folder / CONFIG, {"run": self.config.to_json(), "made_with": self.surroundings()})
-
-    def surroundings(self) -> dict[str, Any]:
-        """What else a repetition needs to know."""
-        return {
-            "adaqn": adaqn.__version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "machine": platform.machine(),
-            "threads": self.config.threads,
-            "processes": self.team.count,
-            "data_sha256": self.task.sha256,
-            "identity": self.config.identity(),
-        }
+        saving.begin(self)
 
     def save(self) -> None:
-        if self.folder is None or not self.team.writes:
-            return
-        state = {
-            "identity": self.config.identity(),
-            "data_sha256": self.task.sha256,
-            "step": self.step,
-            "seconds": self.seconds,
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "average": None if self.average is None else self.average.state_dict(),
-            "hidden": self.hidden,
-            "loss_sum": self.loss_sum,
-            "pairs_sum": self.pairs_sum,
-            "summed": self.summed,
-            "measured": len(self.metrics),
-            "random": torch.get_rng_state(),
-        }
-        save_checkpoint(self.folder / CHECKPOINT, state)
-        self._keep_cycles(self.folder)
-
-    def _keep_cycles(self, folder: Path) -> None:
-        if isinstance(self.optimizer, QuasiNewton):
-            keep_cycles(folder, self.optimizer)
+        """Write a checkpoint, where there is a folder."""
+        saving.save(self)
 
     def resume(self) -> None:
         """Take up at the last checkpoint; what was measured after it is measured again."""
-        assert self.folder is not None
-        path = self.folder / CHECKPOINT
-        state: dict[str, Any] = {"measured": 0}
-        if path.exists():
-            state = load_checkpoint(path, known_classes(self.config.optimizer))
-        if path.exists():
-            identities = (self.config.identity(), self.config.identity(as_written=True))
-            for name, ours in (("identity", identities), ("data_sha256", (self.task.sha256,))):
-                if state.get(name) not in ours:
-                    raise UserError(
-                        f"{path} is of another run: its {name} is {state.get(name)}, and this run's is {ours[0]}"
-                    )
-            self.model.load_state_dict(state["model"])
-            self.optimizer.load_state_dict(state["optimizer"])
-            if self.average is not None:
-                self.average.load_state_dict(state["average"])
-            for name in ("step", "seconds", "hidden", "loss_sum", "pairs_sum", "summed"):
-                setattr(self, name, state[name])
-            torch.set_rng_state(state["random"])
-            if isinstance(self.optimizer, QuasiNewton):
-                recall_cycles(self.folder, self.optimizer)
-        self.metrics = read_lines(self.folder / METRICS)[: state["measured"]]
-        if len(self.metrics) < state["measured"]:
-            raise UserError(
-                f"{self.folder / METRICS} has {len(self.metrics)} evaluations, and the checkpoint knows of "
-                f"{state['measured']}: delete the folder to run it anew"
-            )
-        if not self.team.writes:
-            return
-        kept = "".join(json_text(record) + "\n" for record in self.metrics)
-        write_atomically(self.folder / METRICS, kept.encode())
+        saving.resume(self)
 
 
 @contextmanager
@@ -310,18 +223,6 @@ def subnormals_flushed() -> Iterator[None]:
         yield
     finally:
         torch.set_flush_denormal(False)
-
-
-def checkpoint_seconds() -> float:
-    """Seconds between two checkpoints."""
-    text = os.environ.get(CHECKPOINT_VARIABLE, "30")
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not seconds >= 0.0:
-        raise UserError(f"{CHECKPOINT_VARIABLE} must be a number of seconds of at least 0, got {text!r}")
-    return seconds
 
 
 def detached(hidden: Any) -> Any:
