@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from adaqn.experiments.commands.app import app
+from adaqn.experiments.comparison.panels import as_it_comes
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.search.ladder import best_rung, due, step_size
+from adaqn.experiments.search.points import USUAL, Point, best_rung, due_rungs, step_size
+from adaqn.experiments.study.page import overview, section
 from adaqn.experiments.study.plan import chosen, whole_study
 from adaqn.experiments.study.rows import TRACES, Row
 from adaqn.experiments.study.summary import first_reached, lines
@@ -39,6 +41,8 @@ SMALL: dict[str, Any] = {
     },
 }  # fmt: skip
 
+ADAM = as_it_comes("adam")
+
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
@@ -55,7 +59,7 @@ def adaqn(*words: str | Path) -> str:
 
 def losses_by(function: Any, budget: int) -> dict[int, float]:
     known: dict[int, float] = {}
-    while rungs := due(known, budget):
+    while rungs := due_rungs(known, budget):
         assert not set(rungs) & set(known), "a step size was tried twice"
         known |= {rung: function(rung) for rung in rungs}
     return known
@@ -85,13 +89,14 @@ def test_losses_that_are_not_finite_never_win_and_never_stop_the_search(values: 
 
 def test_the_file_fixes_the_cells_that_were_promised() -> None:
     plan = whole_study()
-    core = [cell for cell in plan.cells if cell.core]
-    assert [cell.base.task for cell in core].count("char-lm") == 5
+    rivals = {"adamw", "adagrad", "rmsprop", "nag", "muon", "shampoo"}
+    core = [panel for panel in plan.panels if rivals <= {variant.optimizer for variant in panel.variants}]
+    assert [panel.base.task for panel in core].count("char-lm") == 5
     assert len(core) == 7
-    assert all(cell.base.steps for cell in plan.cells), "steps are fixed, not epochs"
-    assert {"adamw", "adagrad", "rmsprop", "nag", "muon", "shampoo"} <= set(core[0].methods)
-    assert len(plan.cells) == 12
-    assert (plan.seeds, plan.points) == (3, 5)
+    assert all(panel.base.steps for panel in plan.panels), "steps are fixed, not epochs"
+    assert len(plan.panels) == 12
+    assert plan.seeds == 3
+    assert {(panel.search, panel.budget) for panel in plan.panels} == {("ladder", 5)}
 
 
 def test_the_whole_of_a_study(small: Path, tmp_path: Path) -> None:
@@ -104,11 +109,11 @@ def test_the_whole_of_a_study(small: Path, tmp_path: Path) -> None:
     places = ("--cells", small, "--results", results, "--out", out, "--workers", "2")
     adaqn(*places)
     plan = whole_study(small)
-    for cell in plan.cells:
-        for method in cell.methods:
-            row = Row(cell, method, results)
-            assert not row.due(plan.points, plan.seeds)
-            assert len(row.tried()) == plan.points
+    for panel in plan.panels:
+        for variant in panel.variants:
+            row = Row(panel, variant, results)
+            assert not row.due(plan.seeds)
+            assert len(row.tried()) == panel.budget
             best = min(row.tried().values())
             assert row.find(row.best_lr() or 0.0, 0)["end"]["valid_loss"] == best  # type: ignore[index]
             assert "average_test_loss" in row.runs[0]["end"]
@@ -147,15 +152,15 @@ def test_a_row_goes_on_where_another_machine_stopped(small: Path, tmp_path: Path
 
 
 def test_results_of_other_settings_are_named_and_left_alone(small: Path, tmp_path: Path) -> None:
-    plan = whole_study(small)
+    panel = whole_study(small).panels[0]
     path = tmp_path / "tiny" / "adam.json"
     path.parent.mkdir()
-    path.write_text(json.dumps({**Row(plan.cells[0], "adam", tmp_path).settings(), "default_lr": 1.0, "runs": []}))
+    path.write_text(json.dumps({**Row(panel, ADAM, tmp_path).settings(), "default_lr": 1.0, "runs": []}))
     with pytest.raises(UserError, match=r"default_lr.*delete"):
-        Row(plan.cells[0], "adam", tmp_path)
+        Row(panel, ADAM, tmp_path)
     path.write_text("[]")
     with pytest.raises(UserError, match="left in place"):
-        Row(plan.cells[0], "adam", tmp_path)
+        Row(panel, ADAM, tmp_path)
     assert path.read_text() == "[]"
 
 
@@ -212,12 +217,12 @@ def test_a_wrong_file_of_cells_is_told(small: Path, change: dict[str, Any], said
 def test_a_method_that_no_cell_has_needs_a_cell(small: Path) -> None:
     with pytest.raises(UserError, match="--cell"):
         chosen(whole_study(small), [], ["kfac"])
-    assert chosen(whole_study(small), ["sum"], ["kfac"]).cells[0].methods == ("kfac",)
+    assert chosen(whole_study(small), ["sum"], ["kfac"]).panels[0].variants == (as_it_comes("kfac"),)
 
 
 def test_a_run_that_is_not_whole_is_told(small: Path, tmp_path: Path) -> None:
-    cell = whole_study(small).cells[0]
-    row = Row(cell, "adam", tmp_path)
+    panel = whole_study(small).panels[0]
+    row = Row(panel, ADAM, tmp_path)
     whole = {
         "lr": 0.001, "seed": 0, "unit": "nats", "end": {"valid_loss": 1.0, "test_loss": 1.0},
         "trace": {name: [1.0] for name in TRACES},
@@ -226,6 +231,27 @@ def test_a_run_that_is_not_whole_is_told(small: Path, tmp_path: Path) -> None:
     for broken in ({**whole, "end": {}}, {**whole, "trace": {**whole["trace"], "step": []}}, {"lr": 0.001}, 3):
         row.path.write_text(json.dumps({**row.settings(), "runs": [broken]}))
         with pytest.raises(UserError, match="not whole"):
-            Row(cell, "adam", tmp_path)
+            Row(panel, ADAM, tmp_path)
     row.path.write_text(json.dumps({**row.settings(), "runs": [whole]}))
-    assert Row(cell, "adam", tmp_path).tried() == {0: 1.0}
+    assert Row(panel, ADAM, tmp_path).tried() == {Point(0.001, USUAL["adam"]): 1.0}
+
+
+def test_the_page_in_the_documentation_is_what_the_committed_results_say() -> None:
+    root = Path(__file__).parents[3]
+    text = (root / "docs" / "results.md").read_text(encoding="utf-8")
+    found = lines(whole_study(), root / "experiments" / "study")
+    assert len(found) == 12
+    for of_cell in found.values():
+        picture = Path("results") / f"{of_cell[0].panel.name}.svg"
+        assert section(of_cell, picture) in text
+    assert overview(found, 3) in text
+
+
+def test_results_of_the_paired_test_by_its_former_name_are_read(small: Path, tmp_path: Path) -> None:
+    panel, modern = whole_study(small).panels[0], as_it_comes("adaqn-modern")
+    row = Row(panel, modern, tmp_path)
+    said = row.settings()
+    assert said["options"]["acceptance"] == "paired"
+    row.path.parent.mkdir()
+    row.path.write_text(json.dumps({**said, "options": {**said["options"], "acceptance": "auto"}, "runs": []}))
+    assert Row(panel, modern, tmp_path).runs == []

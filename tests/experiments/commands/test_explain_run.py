@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-import stopping
+from laboratory import at_step
 from typer.testing import CliRunner
 
 from adaqn.experiments.commands.app import app
@@ -64,7 +64,7 @@ def test_a_run_that_was_killed_and_resumed_is_explained_like_one_that_was_not(tm
     whole = run_one(SMALL, tmp_path / "whole")
 
     with pytest.raises(KeyboardInterrupt):
-        run_one(SMALL, tmp_path / "stopped", None, stopping.at_step(33))
+        run_one(SMALL, tmp_path / "stopped", None, at_step(33))
     assert "not finished" in shown(tmp_path / "stopped").output
     assert "33 steps, 6 cycles" in shown(tmp_path / "stopped").output
     run_one(SMALL, tmp_path / "stopped")

@@ -4,7 +4,6 @@ import json
 import math
 import os
 import statistics
-from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
@@ -12,8 +11,8 @@ from typer.testing import CliRunner
 from adaqn.experiments.commands.app import app
 from adaqn.experiments.comparison.panels import plan, with_optimizers, with_panels
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.figures.specs import FIGURES, SCALES, figure_spec
-from adaqn.experiments.search.tuning_file import base_json, key, packaged, read_tuning
+from adaqn.experiments.figures.specs import FIGURES, PLAIN, SCALES, figure_spec
+from adaqn.experiments.search.tuning_file import base_json, key, packaged, read_tuning, tuned_by
 from adaqn.experiments.training.options import own_options
 
 needs_data = pytest.mark.skipif("ADAQN_DATA" not in os.environ, reason="set ADAQN_DATA to draw from real data")
@@ -32,7 +31,7 @@ def run(*words, code=0):
 @pytest.mark.parametrize("scale", SCALES)
 def test_all_curves_of_a_panel_have_the_same_task_data_model_and_seeds(name, scale):
     spec = figure_spec(name, scale)
-    planned = plan(spec, 3, read_tuning(packaged("quick")), packaged("quick"))
+    planned = plan(spec, 3, tuned_by(packaged("quick")))
     for panel in spec.panels:
         curves = {}
         for p in (p for p in planned if p.panel.cell == panel.cell):
@@ -133,17 +132,16 @@ def test_mistakes_are_one_clear_error(tmp_path):
     with pytest.raises(UserError, match="no scale called 'huge'"):
         figure_spec("lm", "huge")
     with pytest.raises(UserError, match="--tune first"):
-        plan(spec, 1, {}, tmp_path / "none.json")
+        plan(spec, 1, tuned_by(tmp_path / "none.json"))
     with pytest.raises(UserError, match="no panel of lm is called moby"):
         with_panels(figure_spec("lm", "quick"), ["moby"])
     with pytest.raises(UserError, match="fixed"):
-        with_optimizers(figure_spec("ablation", "quick"), ["adam"])
+        with_optimizers(figure_spec("ablation", "quick"), PLAIN, ["adam"])
     with pytest.raises(UserError, match="seeds must be at least 1"):
-        plan(spec, 0, {}, tmp_path / "none.json")
+        plan(spec, 0)
 
 
 def test_other_optimizers_and_fewer_panels_can_be_asked_for():
-    spec = with_panels(with_optimizers(figure_spec("lm", "quick"), ["adam", "nag"]), ["dickens"])
+    spec = with_panels(with_optimizers(figure_spec("lm", "quick"), PLAIN, ["adam", "nag"]), ["dickens"])
     assert [panel.title for panel in spec.panels] == ["Dickens, tanh", "Dickens, ReLU"]
     assert [variant.label for variant in spec.panels[0].variants] == ["Adam", "NAG"]
-    assert replace(spec, panels=()).name == "lm"

@@ -11,15 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from adaqn.experiments.commands import app as commands
+from adaqn.experiments.commands import train
+from adaqn.experiments.commands.app import app
 from adaqn.experiments.comparison.plots import colour
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.results.groups import command
 from adaqn.experiments.results.report import as_script_data, collect, report_data, write_report
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.folder import CONFIG, METRICS, RESULT
 from adaqn.experiments.training.options import resolved
 from adaqn.experiments.training.parallel import run_one
+from adaqn.experiments.training.repeat import command
 from adaqn.experiments.training.run import Run
 
 ARGUMENTS = [
@@ -116,11 +117,11 @@ def test_the_command_repeats_the_run(config, monkeypatch, tmp_path):
         given.append(config)
         raise UserError("enough")
 
-    monkeypatch.setattr(commands, "run_one", stop)
+    monkeypatch.setattr(train, "run_one", stop)
     monkeypatch.chdir(tmp_path)
     words = shlex.split(command(config.complete(), [3]))
     with pytest.raises(UserError, match="enough"):
-        commands.app(words[1:], standalone_mode=False)
+        app(words[1:], standalone_mode=False)
     assert resolved(given[0]).identity() == resolved(replace(config, seed=3)).identity()
 
 

@@ -195,3 +195,18 @@ def test_a_limited_text_with_splits_of_its_own_is_shared_out_as_where_we_split()
         "test": 1_000,
     }
     assert len(corpus.vocabulary) <= 500
+
+
+def test_the_checksum_of_words_knows_where_they_end(tmp_path):
+    for name, text in (("one", "ab c "), ("two", "a bc ")):
+        (tmp_path / name).write_text(text * 200)
+    assert word_corpus(str(tmp_path / "one")).sha256 != word_corpus(str(tmp_path / "two")).sha256
+
+
+@pytest.mark.parametrize("largest", [5, 20, 21, 22, 40])
+def test_the_vocabulary_is_never_larger_than_asked_for(tmp_path, largest):
+    words = [f"w{i % 20}" for i in range(900)] + [f"late{i}" for i in range(100)]
+    (tmp_path / "text").write_text(" ".join(words))
+    corpus = word_corpus(str(tmp_path / "text"), largest=largest)
+    assert len(corpus.vocabulary) <= largest
+    assert "<unk>" in corpus.vocabulary
