@@ -12,7 +12,7 @@ from adaqn.experiments.commands.app import app
 from adaqn.experiments.comparison.panels import plan, with_optimizers, with_panels
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.figures.specs import FIGURES, PLAIN, SCALES, figure_spec
-from adaqn.experiments.search.tuning_file import base_json, key, packaged, read_tuning, tuned_by
+from adaqn.experiments.figures.tuning_file import base_json, key, packaged, read_tuning, tuned_by
 from adaqn.experiments.training.options import own_options
 
 needs_data = pytest.mark.skipif("ADAQN_DATA" not in os.environ, reason="set ADAQN_DATA to draw from real data")

@@ -20,7 +20,7 @@ from adaqn.experiments.comparison.plots import draw_comparison
 from adaqn.experiments.comparison.summary import summary_rows
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.figures.specs import FIGURES, PLAIN, figure_spec
-from adaqn.experiments.search.tuning_file import key, packaged, search_panel, tuned_by
+from adaqn.experiments.figures.tuning_file import key, packaged, search_panel, tuned_by
 from adaqn.experiments.training.folder import finished, folder_name
 from adaqn.experiments.training.run import Run
 from adaqn.experiments.training.storage import json_text, write_json

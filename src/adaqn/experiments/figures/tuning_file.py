@@ -17,7 +17,7 @@ from adaqn.experiments.training.storage import read_json, write_json
 
 def packaged(scale: str) -> Path:
     """The file that comes with the package."""
-    return Path(__file__).parents[1] / "figures" / f"{scale}.json"
+    return Path(__file__).with_name(f"{scale}.json")
 
 
 def read_tuning(path: Path) -> dict[str, Any]:
