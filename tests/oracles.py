@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable
 
 import torch
+from adaqn.optim.gradient_difference import GradientDifference
+from adaqn.optim.quasi_newton import QuasiNewton
 from torch import Tensor, nn
 
 from adaqn import AdaQN
@@ -11,8 +13,6 @@ from adaqn.core.eigenbasis import matrix_shape
 from adaqn.core.history import Pairs
 from adaqn.core.kronecker import Kronecker
 from adaqn.core.scaling import Scaling
-from adaqn.optim.gradient_difference import GradientDifference
-from adaqn.optim.quasi_newton import QuasiNewton
 
 
 def dense_bfgs(S: list[Tensor], Y: list[Tensor], H0: Tensor) -> Tensor:

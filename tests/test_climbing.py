@@ -6,11 +6,11 @@ import copy
 
 import pytest
 import torch
+from adaqn.optim.counters import FORMAT, migrated
 from torch import Tensor, nn
 
 from adaqn import AdaQN, Monitor, RotatingMonitor
 from adaqn.core.acceptance import PairedTest
-from adaqn.optim.counters import FORMAT, migrated
 
 ENTROPY = nn.CrossEntropyLoss()
 

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from adaqn.optim.flat import FlatParameters
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from adaqn import EmpiricalFisher
 from adaqn.core.curvature import _double_backward, _forward_mode
-from adaqn.optim.flat import FlatParameters
 from oracles import as_printed
 
 

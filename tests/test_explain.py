@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from adaqn.optim.explain import explain
+from adaqn.optim.record import RECENT, Record, record_of
 from torch import nn
 
 from adaqn import OLBFGS, RES, SQN, AdaQN, EmpiricalFisher, HessianProduct, Monitor, RotatingMonitor, SdLBFGS
 from adaqn.core.kronecker import Kronecker
-from adaqn.optim.explain import explain
-from adaqn.optim.record import RECENT, Record, record_of
 from optimizers import OPTIMIZERS, Held, first, minus_first
 from oracles import NoisyValley, Vector, as_printed, quiet, run, take_step
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from adaqn.optim.hessian_product import hessian_product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,7 +13,6 @@ from adaqn.core.barzilai_borwein import BoundedBarzilaiBorwein, MeanBarzilaiBorw
 from adaqn.core.pairs import Damping, Shift, products
 from adaqn.core.regularised import Regularised
 from adaqn.core.scaling import BarzilaiBorwein
-from adaqn.optim.hessian_product import hessian_product
 from oracles import NoisyValley, Vector, dense_bfgs, empty_pairs, random_spd, relative_error, run, take_step
 
 N = 12

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import adaqn
+from limits import LIMIT
 
 ROOT = Path(__file__).parent.parent
 
@@ -21,7 +22,7 @@ def dist(tmp_path_factory):
     folder = tmp_path_factory.mktemp("dist")
     # Without isolation, so that no network is needed: hatchling is what an isolated build would fetch.
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 

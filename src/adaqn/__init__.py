@@ -1,29 +1,46 @@
 """adaqn: quasi-Newton training of neural networks in PyTorch."""
 
+from adaqn.core.curvature import AccumulatedFisher, Curvature
+from adaqn.core.kronecker import Kronecker
 from adaqn.core.outcome import Outcome
-from adaqn.optim.empirical_fisher import EmpiricalFisher
+from adaqn.core.scaling import Adagrad, Adam, BarzilaiBorwein, RMSProp, Scaling
+from adaqn.optim.adaqn import AdaQN
+from adaqn.optim.curvatures import BatchCurvature, EmpiricalFisher, HessianProduct
 from adaqn.optim.events import CycleEvent, Stats
 from adaqn.optim.family import OLBFGS, RES, SQN, SdLBFGS
-from adaqn.optim.hessian_product import HessianProduct
-from adaqn.optim.methods import AdaQN
 from adaqn.optim.monitor import Monitor, RotatingMonitor
-from adaqn.optim.presets import PRESETS
+from adaqn.optim.optimizer import QuasiNewton
+from adaqn.optim.settings import PRESETS, PairOptions, Preset, RejectOptions, StorageOptions
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "OLBFGS",
     "PRESETS",
     "RES",
     "SQN",
+    "AccumulatedFisher",
     "AdaQN",
+    "Adagrad",
+    "Adam",
+    "BarzilaiBorwein",
+    "BatchCurvature",
+    "Curvature",
     "CycleEvent",
     "EmpiricalFisher",
     "HessianProduct",
+    "Kronecker",
     "Monitor",
     "Outcome",
+    "PairOptions",
+    "Preset",
+    "QuasiNewton",
+    "RMSProp",
+    "RejectOptions",
     "RotatingMonitor",
+    "Scaling",
     "SdLBFGS",
     "Stats",
+    "StorageOptions",
     "__version__",
 ]

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from adaqn.core.acceptance import NONFINITE_PATIENCE, STEP_RECOVERY, is_rejected
+from adaqn.core.acceptance import NONFINITE_PATIENCE, SMALLEST_MULTIPLIER, STEP_RECOVERY, is_rejected
 from adaqn.core.outcome import Outcome
 from adaqn.core.pairs import absolute
 
@@ -130,7 +130,7 @@ def adaqn(
                 outcome = Outcome.REJECTED
                 rejections = rejections + 1 if not S else 0
                 if rejections == reject_patience:  # D11
-                    step_multiplier, rejections = step_multiplier / 2, 0
+                    step_multiplier, rejections = max(step_multiplier / 2, SMALLEST_MULTIPLIER), 0  # D24
         w_sum, summed = torch.zeros_like(w), 0  # l. 10
 
         if outcome is Outcome.REJECTED:

@@ -4,6 +4,8 @@ import math
 
 import pytest
 import torch
+from adaqn.optim.flat import FlatParameters
+from adaqn.optim.memory import Memory, Precision
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -14,8 +16,6 @@ from adaqn.core.curvature import AccumulatedFisher
 from adaqn.core.kronecker import Kronecker
 from adaqn.core.pairs import TowardsH0
 from adaqn.core.scaling import Adagrad, Adam, BarzilaiBorwein, RMSProp, Scaling
-from adaqn.optim.flat import FlatParameters
-from adaqn.optim.memory import Memory, Precision
 from oracles import NoisyValley, Vector
 
 SHAPES = [(4, 3), (5,), (2, 3, 2)]

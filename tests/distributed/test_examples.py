@@ -5,13 +5,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+from limits import LIMIT
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def torchrun(*arguments, count=2, limit=120):
+def torchrun(*arguments, count=2):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit, check=False)
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
     assert found.returncode == 0, found.stderr[-3000:]
     return found.stdout
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from adaqn.experiments.commands.app import run
+from limits import LIMIT
 
-LIMIT = 120
 STEPS = "--steps=200"
 RUN = (
     "--layers=1", "--hidden=12", "--limit=12000", "--batch-size=8", "--length=20", "--evaluations=20", "--lr=0.01",
@@ -97,12 +97,11 @@ def undisturbed(tmp_path_factory):
 @needs_proc
 def test_a_killed_process_ends_the_job_and_a_restart_has_the_same_bits(undisturbed, tmp_path):
     folder = tmp_path / "killed"
-    killed = start(folder, STEPS, ADAQN_CHECKPOINT_SECONDS="0")
+    # Patience beyond any limit: the job ends because its process died, not because the other gave up waiting.
+    killed = start(folder, STEPS, ADAQN_CHECKPOINT_SECONDS="0", ADAQN_WAIT_SECONDS="1000000")
     kill_when_saved(killed, folder, rank=1)
-    killed_at = time.monotonic()
     code, errors = end_of(killed)
     assert code != 0
-    assert time.monotonic() - killed_at < 60
     assert "Signal 9 (SIGKILL)" in errors
     assert not (folder / "result.json").exists()
     code, errors = end_of(start(folder, STEPS, "--resume"))

@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 from unittest import mock
 
+from limits import LIMIT
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
-LIMIT = 240
 REPORT = re.compile(r"^(.*?): loss (\S+?)(?:,.*)?$", re.M)
 
 

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from adaqn import OLBFGS, AdaQN, Monitor
 from adaqn.integrations.lightning import MonitorCallback
+from limits import LIMIT
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated",
@@ -142,7 +143,7 @@ def test_two_processes_agree_and_resume(tmp_path):
     script = str(Path(__file__).parent / "lightning_processes.py")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*command, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=240)
+    done = subprocess.run([*command, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr[-3000:]
     first, second = (torch.load(tmp_path / f"rank-{rank}.pt", weights_only=True) for rank in range(2))
     assert not torch.equal(first["whole"]["monitored"], second["whole"]["monitored"]), "each has its share of the data"

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from adaqn.optim.flat import FlatParameters
+from adaqn.parameters.flat import FlatParameters
 
 Closure = Callable[[], Any]
 
@@ -27,7 +27,7 @@ class Point(NamedTuple):
         return math.isfinite(self.f) and bool(self.g.isfinite().all())
 
 
-def checked(closure: Closure | None, index: int | None, batches: int, needs: str) -> tuple[Closure, int]:
+def check_arguments(closure: Closure | None, index: int | None, batches: int, needs: str) -> tuple[Closure, int]:
     """What ``step`` was given, or an error that says what it needs."""
     if not callable(closure):
         raise TypeError(f"SFO.step needs {needs}: step(closure, index); got closure {closure!r}")

@@ -44,7 +44,7 @@ def is_rejected(f_new: float, f_old: float, factor: float) -> bool:
     return not f_new <= f_old + (factor - 1.0) * abs(f_old)
 
 
-class Acceptance(Protocol):
+class RejectTest(Protocol):
     """Anything that tells from the losses at both points whether the candidate is rejected."""
 
     def __call__(self, new: Tensor, old: Tensor) -> bool:
@@ -57,7 +57,7 @@ class FactorTest:
 
     def __init__(self, factor: float = 1.01) -> None:
         if not (math.isfinite(factor) and factor >= 1.0):
-            raise ValueError(f"reject_factor must be a finite number of at least 1, got {factor}")
+            raise ValueError(f"the factor of the rejection test must be a finite number of at least 1, got {factor}")
         self.factor = factor
 
     def __call__(self, new: Tensor, old: Tensor) -> bool:
@@ -78,7 +78,6 @@ class PairedTest:
     Args:
         level: standard errors.
         fallback: the test where there are no pairs.
-        where_possible: is the fallback as good as meant? Otherwise the optimizer says that it decides.
 
     >>> import torch
     >>> old = torch.tensor([1.0, 5.0, 9.0, 3.0])
@@ -87,12 +86,11 @@ class PairedTest:
     (False, True)
     """
 
-    def __init__(self, level: float = 3.0, fallback: Acceptance | None = None, *, where_possible: bool = False) -> None:
+    def __init__(self, level: float = 3.0, fallback: RejectTest | None = None) -> None:
         if not (math.isfinite(level) and level >= 0.0):
-            raise ValueError(f"paired_level must be a finite number of at least 0, got {level}: 3 is usual")
+            raise ValueError(f"the paired test's level must be a finite number of at least 0, got {level}: 3 is usual")
         self.level = level
         self.fallback = fallback or FactorTest()
-        self.where_possible = where_possible
 
     def applies(self, new: Tensor, old: Tensor) -> bool:
         """Are these losses of the same two or more examples?"""

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 import operator
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+T = TypeVar("T")
 
 
 def at_least_one(name: str, value: int) -> int:
@@ -24,3 +31,25 @@ def whole(name: str, value: int, least: int) -> int:
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
     return value
+
+
+def step_size(name: str, value: Any) -> Any:
+    """A finite number of at least 0, or a tensor that holds one.
+
+    >>> step_size("lr", 0.1)
+    0.1
+    """
+    if isinstance(value, Tensor) and value.numel() != 1:
+        raise ValueError(f"{name} must be a single number, got a tensor of shape {tuple(value.shape)}")
+    if isinstance(value, bool) or not isinstance(value, Tensor | numbers.Real):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if not (math.isfinite(float(value)) and float(value) >= 0.0):
+        raise ValueError(f"{name} must be a finite number of at least 0, got {value}")
+    return value
+
+
+def choose(name: str, value: str, choices: dict[str, T]) -> T:
+    """What stands behind that name."""
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {sorted(choices)}, got {value!r}")
+    return choices[value]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from adaqn.core.runs import runs
+from adaqn.core.scaling import runs
 
 
 class Momentum:
@@ -16,19 +16,18 @@ class Momentum:
     With ``nesterov`` it is the average as the next step will see it, with this gradient in place of the unknown next
     one, as in NAdam: βm / (1 − βᵗ⁺¹) + (1 − β)g / (1 − βᵗ). It lags behind by one step less.
 
-    Only the recursion sees it: H0 and F̃ measure the size of gradients, which averaging would hide. t is counted per
-    parameter, and a parameter without a gradient does not age, as in torch's Adam.
+    Only the recursion sees it: H0 and F̃ measure the size of gradients, which averaging would hide. β comes with every
+    call, one per parameter, for schedulers change it; t is counted per parameter, and a parameter without a gradient
+    does not age, as in torch's Adam.
 
-    >>> momentum, g = Momentum(0.9), torch.tensor([2.0])
+    >>> momentum, g = Momentum(), torch.tensor([2.0])
     >>> momentum.build(torch.zeros(1), [1])
-    >>> round(float(momentum.mix(g, [0])), 4)
+    >>> round(float(momentum.mix(g, [0], betas=[0.9])), 4)
     2.0
     """
 
-    def __init__(self, beta: float, *, nesterov: bool = False) -> None:
-        if not 0.0 < beta < 1.0:
-            raise ValueError(f"momentum must lie in [0, 1), got {beta}: 0 is none, 0.9 is usual")
-        self.beta, self.nesterov = beta, nesterov
+    def __init__(self, *, nesterov: bool = False) -> None:
+        self.nesterov = nesterov
         self.vector = torch.empty(0)
         self.sizes: list[int] = []
         self.steps: list[int] = []
@@ -43,32 +42,36 @@ class Momentum:
         self.vector.zero_()
         self.steps = [0] * len(self.sizes)
 
-    def preview(self, g: Tensor, present: Sequence[int], out: Tensor) -> Tensor:
+    def preview(self, g: Tensor, present: Sequence[int], betas: Sequence[float], out: Tensor) -> Tensor:
         """out ← what :meth:`mix` would make of g; nothing changes."""
-        ages: list[int | None] = [None] * len(self.sizes)
-        for i in present:
-            ages[i] = self.steps[i] + 1
         out.copy_(g)
-        for part, step in runs(self.sizes, ages):
-            average = out[part].lerp_(self.vector[part], self.beta)
+        for part, (step, beta) in self._parts(present, betas, older_by=1):
+            average = out[part].lerp_(self.vector[part], beta)
             if self.nesterov:
-                now, ahead = 1.0 - self.beta**step, 1.0 - self.beta ** (step + 1)
-                average.mul_(self.beta / ahead).add_(g[part], alpha=(1.0 - self.beta) / now)
+                now, ahead = 1.0 - beta**step, 1.0 - beta ** (step + 1)
+                average.mul_(beta / ahead).add_(g[part], alpha=(1.0 - beta) / now)
             else:
-                average.mul_(1.0 / (1.0 - self.beta**step))
+                average.mul_(1.0 / (1.0 - beta**step))
         return out
 
-    def mix(self, g: Tensor, present: Sequence[int]) -> Tensor:
+    def mix(self, g: Tensor, present: Sequence[int], betas: Sequence[float]) -> Tensor:
         """g ← the averaged gradient, in place, for the parameters that are present; the others stay as they are."""
-        ages: list[int | None] = [None] * len(self.sizes)
         for i in present:
             self.steps[i] += 1
-            ages[i] = self.steps[i]
-        for part, step in runs(self.sizes, ages):
-            average = self.vector[part].lerp_(g[part], 1.0 - self.beta)
+        for part, (step, beta) in self._parts(present, betas):
+            average = self.vector[part].lerp_(g[part], 1.0 - beta)
             if self.nesterov:
-                now, ahead = 1.0 - self.beta**step, 1.0 - self.beta ** (step + 1)
-                g[part].mul_((1.0 - self.beta) / now).add_(average, alpha=self.beta / ahead)
+                now, ahead = 1.0 - beta**step, 1.0 - beta ** (step + 1)
+                g[part].mul_((1.0 - beta) / now).add_(average, alpha=beta / ahead)
             else:
-                torch.mul(average, 1.0 / (1.0 - self.beta**step), out=g[part])
+                torch.mul(average, 1.0 / (1.0 - beta**step), out=g[part])
         return g
+
+    def _parts(
+        self, present: Sequence[int], betas: Sequence[float], older_by: int = 0
+    ) -> list[tuple[slice, tuple[int, float]]]:
+        """Stretches of the vector with the same (t, β)."""
+        kinds: list[tuple[int, float] | None] = [None] * len(self.sizes)
+        for i in present:
+            kinds[i] = self.steps[i] + older_by, betas[i]
+        return runs(self.sizes, kinds)

@@ -7,6 +7,7 @@ cache: memory moves two bytes per element, and nothing of the size of the histor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -42,6 +43,19 @@ def add_combination(out: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
     for block, wide in _widened(rows, out.dtype):
         out[block].addmv_(wide.t(), weights)
     return out
+
+
+def size_of(vector: Tensor, reduce: Reduce = local) -> float:
+    """A number that is zero exactly if the vector is, and not finite if its square is not; one read from the device."""
+    square = _reduced(vector.dot(vector), reduce)
+    if square != 0.0:
+        return square
+    largest = torch.linalg.vector_norm(vector, math.inf) if vector.numel() else vector.new_zeros(())
+    return _reduced(largest, reduce)  # the square may have underflowed
+
+
+def _reduced(value: Tensor, reduce: Reduce) -> float:
+    return float(value) if reduce is local else float(reduce(value.double().reshape(1)))
 
 
 def round_to(dtype: torch.dtype, v: Tensor) -> None:

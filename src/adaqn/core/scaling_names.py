@@ -15,13 +15,8 @@ SCALINGS: dict[str, type[Scaling]] = {
 }
 
 
-def make_scaling(name: str, eps: float | None) -> Scaling:
-    """The scaling of that name; ``eps=None`` is its own default."""
+def make_scaling(name: str) -> Scaling:
+    """The scaling of that name, with its own defaults."""
     if name not in SCALINGS:
         raise ValueError(f"scaling must be one of {sorted(SCALINGS)} or a Scaling, got {name!r}")
-    kind = SCALINGS[name]
-    if eps is None:
-        return kind()
-    if not issubclass(kind, Adagrad | RMSProp):
-        raise ValueError(f"scaling_eps={eps} has no meaning with scaling={name!r}: leave it out")
-    return kind(eps=eps)
+    return SCALINGS[name]()

@@ -9,8 +9,8 @@ import torch
 
 from adaqn.integrations.batches import EXAMPLES, training_batch
 from adaqn.integrations.watching import metrics, missing, quasi_newton
-from adaqn.optim.base import HistoryOptimizer
 from adaqn.optim.monitor import Monitor
+from adaqn.optim.optimizer import QuasiNewton
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -48,7 +48,7 @@ class MonitorCallback(Callback):
         self.batch = batch
         self.autocast = autocast
         self.logs = log
-        self._optimizers: list[HistoryOptimizer] = []
+        self._optimizers: list[QuasiNewton] = []
 
     def make_monitor(self, module: LightningModule, batch: Any) -> Callable[[], Any]:
         """The monitor of a batch, which is on the module's device."""

@@ -11,8 +11,8 @@ from torch.nn.functional import cross_entropy
 
 from adaqn.integrations.batches import EXAMPLES, on_device, training_batch
 from adaqn.integrations.watching import metrics, missing, quasi_newton
-from adaqn.optim.base import HistoryOptimizer
 from adaqn.optim.monitor import Monitor
+from adaqn.optim.optimizer import QuasiNewton
 
 try:
     from transformers import TrainerCallback
@@ -65,7 +65,7 @@ class MonitorCallback(TrainerCallback):
         self.examples = examples
         self.batch = batch
         self.autocast = autocast
-        self._optimizer: HistoryOptimizer | None = None
+        self._optimizer: QuasiNewton | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **now: Any) -> None:
         """The optimizer is there by now, with the state of a checkpoint if there is one."""

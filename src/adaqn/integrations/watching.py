@@ -6,27 +6,26 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from adaqn.optim.base import HistoryOptimizer
+from adaqn.optim.optimizer import QuasiNewton
 
 
-def metrics(opt: HistoryOptimizer, prefix: str = "adaqn") -> dict[str, float]:
+def metrics(opt: QuasiNewton, prefix: str = "adaqn") -> dict[str, float]:
     """``opt.stats``, and the monitored loss at both points of the last cycle."""
     found = {f"{prefix}/{name}": float(value) for name, value in asdict(opt.stats).items()}
-    if opt.recent:
-        last = opt.recent[-1]
-        losses = {"monitored_loss": last.candidate_loss, "anchor_loss": last.anchor_loss}
+    if opt.last_cycle is not None:
+        losses = {"monitored_loss": opt.last_cycle.candidate_loss, "anchor_loss": opt.last_cycle.anchor_loss}
         found |= {f"{prefix}/{name}": value for name, value in losses.items() if value is not None}
     return found
 
 
-def quasi_newton(optimizers: Iterable[Any]) -> list[HistoryOptimizer]:
+def quasi_newton(optimizers: Iterable[Any]) -> list[QuasiNewton]:
     """adaqn's optimizers among these, out of the wrappers that frameworks put around them."""
     found, seen = [], []
     for optimizer in optimizers:
-        while not isinstance(optimizer, HistoryOptimizer) and hasattr(optimizer, "optimizer"):
+        while not isinstance(optimizer, QuasiNewton) and hasattr(optimizer, "optimizer"):
             optimizer = optimizer.optimizer
         seen.append(type(optimizer).__name__)
-        if isinstance(optimizer, HistoryOptimizer):
+        if isinstance(optimizer, QuasiNewton):
             found.append(optimizer)
     if not found:
         raise TypeError(

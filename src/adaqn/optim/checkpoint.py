@@ -1,28 +1,42 @@
-"""Loading a saved state: everything is checked before anything is changed.
+"""Saving and loading: everything is checked before anything is changed.
 
 torch's own ``load_state_dict`` would cast every tensor to its parameter's dtype and device, which
-ruins float32 history of bfloat16 parameters and moves F̃ off the CPU. So the per-parameter state is
-taken out before torch sees it and copied into our buffers afterwards.
+ruins float32 history of bfloat16 parameters and moves F̃ off the CPU. So our entries of the per-parameter state are
+taken out before torch sees them and copied into our buffers afterwards. What others have put into ``optimizer.state``
+is left to torch (D27).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
-from adaqn.optim.counters import FORMAT, SIGNED
-from adaqn.optim.flat import FlatParameters
-from adaqn.optim.memory import WORK, Layout, Memory
-from adaqn.optim.packed import Shapes
+from adaqn.optim.descent import Group, any_momentum
+from adaqn.optim.events import FORMAT, Counters
+from adaqn.optim.layout import number_names, tensor_layout, vector_layout
+from adaqn.optim.method import Method
+from adaqn.optim.state import State, flat_for, new_state
+from adaqn.parameters.flat import FlatParameters
 
 Entry = dict[str, Any]
 TakeOut = Callable[[Optimizer, dict[str, Any]], dict[str, Any]]
 PutBack = Callable[[Optimizer], None]
+
+_COUNTERS = {field.name for field in fields(Counters)}
+_NAMES = {"format", "gram", "anchor", "window", "accepted", "keeps_accepted", "window_count", "fisher", "master"}
+_PREFIXES = ("pairs_", "scaling_", "curvature_", "momentum")
+_TORCHS = {"step", "exp_avg", "square_avg", "sum", "momentum_buffer", "prev", "n_iter"}
+"""By one of these the state of an optimizer of torch's is known."""
+NEW_IN_2 = ("rejected_at", "cycle_length", "monitor_position")
+NEW_IN_4 = ("has_best", "best_loss", "best_error")
+SIGNED = ("best_loss",)
+"""All other numbers are at least 0."""
 
 
 @contextmanager
@@ -37,21 +51,88 @@ def around_torchs_loading(optimizer: Optimizer, take: TakeOut, place: PutBack) -
         after.remove()
 
 
+def is_own(name: Any) -> bool:
+    """Is that a name of ours in the state of a parameter?"""
+    return isinstance(name, str) and (name in _NAMES or name in _COUNTERS or name.startswith(_PREFIXES))
+
+
+def foreign_entries(state: Mapping[Any, Any]) -> dict[Any, Any]:
+    """What others have put there: whole entries by keys of their own, and beside ours in those of parameters."""
+    found = {}
+    for key, entry in state.items():
+        if isinstance(entry, dict):
+            theirs = {name: value for name, value in entry.items() if not is_own(name)}
+            if theirs or not entry:
+                found[key] = theirs
+        else:
+            found[key] = entry
+    return found
+
+
+def show(target: dict[Any, Any], state: State | None, *, saved: bool) -> None:
+    """``optimizer.state`` ← our entries, as they are saved or as views to look at, beside those of others."""
+    foreign = foreign_entries(target)
+    target.clear()
+    target.update(foreign)
+    if state is not None:
+        entries = state.saved() if saved else state.shown()
+        for p, entry in zip(state.flat.params, entries, strict=True):
+            target[p] = {**entry, **foreign.get(p, {})}
+
+
+def taken(
+    saved: dict[str, Any], method: Method, groups: list[Group], defaults: Group
+) -> tuple[State | None, dict[str, Any]]:
+    """(A state made from our entries, checked; the saved dictionary without them, for torch to load)."""
+    params = [p for group in groups for p in group["params"]]
+    entries = saved_entries(saved, len(params))
+    saved_groups: list[Group] = saved["param_groups"]
+    state = None
+    if entries:
+        # Groups saved before momentum was a value of theirs leave it to the optimizer.
+        known = any("momentum" in group for group in saved_groups)
+        momentum = any("momentum" in entry for entry in entries.values()) if known else any_momentum(groups)
+        state = restored([params[i] for i in entries], list(entries.values()), method, momentum=momentum)
+    usual = {"momentum": defaults["momentum"]} if "momentum" in defaults else {}
+    with_momentum = [{**usual, **group} for group in saved_groups]
+    return state, {**saved, "param_groups": with_momentum, "state": foreign_entries(saved["state"])}
+
+
 def saved_entries(state_dict: dict[str, Any], count: int) -> dict[int, Entry]:
-    """Parameter index → its saved state, by the order of the groups."""
+    """Parameter index → our part of its saved state in today's format, by the order of the groups."""
     if not isinstance(state_dict, dict) or not {"state", "param_groups"} <= set(state_dict):
         raise ValueError("not the state_dict of an optimizer: it has no 'state' and 'param_groups'")
     keys = [key for group in state_dict["param_groups"] for key in group["params"]]
     if len(keys) != count:
         raise ValueError(f"the saved state is of {len(keys)} parameters, and this optimizer has {count}")
-    return {i: state_dict["state"][key] for i, key in enumerate(keys) if key in state_dict["state"]}
+    saved = {i: state_dict["state"][key] for i, key in enumerate(keys) if key in state_dict["state"]}
+    ours = {i: {name: v for name, v in entry.items() if is_own(name)} or _of_torch(entry) for i, entry in saved.items()}
+    return {i: migrated(entry) for i, entry in ours.items() if entry}
 
 
-def check(
-    entries: list[Entry], flat: FlatParameters, plan: Layout, packed: dict[str, Shapes], numbers: set[str]
-) -> None:
-    """Do these entries fit buffers of that plan, and tensors of those shapes? One clear error if not."""
-    rows = {name: shape for name, (shape, _, _) in plan.items() if name not in WORK}
+def _of_torch(entry: Entry) -> Entry:
+    """All of it where another optimizer wrote it, for the check to refuse; nothing where it is a stranger's note."""
+    return entry if _TORCHS & set(entry) else {}
+
+
+def migrated(entry: Entry) -> Entry:
+    """The saved state of a parameter in today's format; what it cannot be brought to is left for the check to name.
+
+    Format 1 knew no adaptive cycles, no rotating monitor's turn and no window of rejections: zero stands for each.
+    Formats 1 and 2 had an accepted average only where it was kept. Formats 1 to 3 did not remember the best loss.
+    """
+    if entry.get("format") not in (1, 2, 3):
+        return entry
+    kept = {"keeps_accepted": int("accepted" in entry)}
+    known = {"accepted": entry["anchor"]} if "anchor" in entry else {}
+    return {**dict.fromkeys((*NEW_IN_2, *NEW_IN_4), 0), **kept, **known, **entry, "format": FORMAT}
+
+
+def _check(entries: list[Entry], flat: FlatParameters, method: Method, *, momentum: bool) -> None:
+    """Do these entries fit a state of that method for those parameters? One clear error if not."""
+    rows = {name: shape for name, (shape, _, _) in vector_layout(method, momentum=momentum).items()}
+    by_parameter = tensor_layout(method.scaling, flat.for_scaling(method.scaling))
+    numbers = number_names(method, momentum=momentum)
     for index, entry in enumerate(entries):
         shape = flat.saved_shape(index)
         version = entry.get("format", FORMAT)
@@ -60,7 +141,7 @@ def check(
                 f"the saved state has format {version} and this version of adaqn reads 1 to {FORMAT}: "
                 "load it with the adaqn that wrote it"
             )
-        own = {name: shapes[index] for name, shapes in packed.items()}
+        own = {name: shapes[index] for name, shapes in by_parameter.items()}
         tensors = {name: ours for name, ours in own.items() if ours is not None}
         expected = {*rows, *tensors, *numbers, "gram", "accepted"}
         missing, unknown = expected - set(entry), set(entry) - expected
@@ -118,14 +199,18 @@ def _check_range(index: int, name: str, saved: Any, largest: int) -> None:
         raise ValueError(f"the saved {name!r} of parameter {index} is {saved}, outside 0 to {largest}: corrupt state")
 
 
-def restore(memory: Memory, entries: list[Entry]) -> None:
-    """Copy checked entries into the memory."""
+def restored(params: list[Tensor], entries: list[Entry], method: Method, *, momentum: bool) -> State:
+    """A new state for these parameters with what was saved of each; one clear error if that does not fit."""
+    flat = flat_for(method, params)
+    _check(entries, flat, method, momentum=momentum)
+    state = new_state(method, flat, momentum=momentum)
     if entries[0]["keeps_accepted"]:
-        memory.keep_accepted()
-    rows = memory.buffers.keys() - memory.packed.keys()
-    for index, (entry, tensors) in enumerate(zip(entries, memory.per_parameter(), strict=True)):
+        state.keep_accepted()
+    vectors = state.buffers.keys() - state.tensor_plan.keys()
+    for index, (entry, tensors) in enumerate(zip(entries, state.per_parameter(), strict=True)):
         for name, ours in tensors.items():
-            ours.copy_(memory.flat_of(name).held(index, entry[name], ours) if name in rows else entry[name])
-    memory.load_numbers(entries)
-    if any(entry["pairs_s"].dtype != memory.pairs.S.dtype for entry in entries):
-        memory.pairs.recompute()
+            ours.copy_(state.flat_of(name).held(index, entry[name], ours) if name in vectors else entry[name])
+    state.load_numbers(entries)
+    if any(entry["pairs_s"].dtype != state.pairs.S.dtype for entry in entries):
+        state.pairs.recompute()
+    return state

@@ -1,13 +1,80 @@
-"""What an optimizer tells about itself: totals, and one event per cycle."""
+"""What an optimizer counts, and what it tells about itself: totals, one event per cycle, warnings."""
 
 from __future__ import annotations
 
 import math
+import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from adaqn.core.acceptance import SMALLEST_MULTIPLIER
 from adaqn.core.outcome import Outcome
+
+FORMAT = 4
+"""Version of the saved state; raise it with any change, and migrate or refuse what is older."""
+UNSTORED_WARNING = 50
+"""Cycles in a row without a stored pair after which a warning says that only H0 is at work."""
+RECENT = 40
+"""Cycles that an optimizer remembers one by one, for its explanation."""
+
+
+@dataclass
+class Counters:
+    """Plain numbers that change from step to step; all of them are saved."""
+
+    steps: int = 0
+    cycles: int = 0
+    stored: int = 0
+    skipped: int = 0
+    rejected: int = 0
+    nonfinite: int = 0
+    started: int = 0
+    skips_in_row: int = 0
+    rejections_in_row: int = 0
+    nonfinite_in_row: int = 0
+    unstored_in_row: int = 0
+    step_multiplier: float = 1.0
+    rejected_at: int = 0
+    """The cycle of the last rejection, counted from 1; 0 is none (D15)."""
+    cycle_length: int = 0
+    """Where it adapts, as it is now; 0 is as it began."""
+    monitor_position: int = 0
+    """Which set of a rotating monitor was in use."""
+    has_best: int = 0
+    """Is it known (D23)?"""
+    best_loss: float = 0.0
+    """The lowest mean of the monitored losses at an accepted average, of either sign."""
+    best_error: float = 0.0
+    """The standard error of that mean."""
+
+    def restart(self) -> None:
+        """Begin a new history; totals go on, and so do the length of cycles and the turn of the monitor."""
+        self.started = self.skips_in_row = self.rejections_in_row = self.rejected_at = 0
+        self.nonfinite_in_row = self.unstored_in_row = 0
+        self.step_multiplier = 1.0
+        self.set_best(None)
+
+    @property
+    def best(self) -> tuple[float, float] | None:
+        """The best loss and its standard error, where it is known."""
+        return (self.best_loss, self.best_error) if self.has_best else None
+
+    def set_best(self, best: tuple[float, float] | None) -> None:
+        """``None`` forgets it: losses of another monitor, or of weights changed from outside, do not compare."""
+        self.has_best, (self.best_loss, self.best_error) = int(best is not None), best or (0.0, 0.0)
+
+    def halve_steps(self) -> None:
+        """They were too large (D24)."""
+        self.step_multiplier = max(self.step_multiplier / 2.0, SMALLEST_MULTIPLIER)
+
+    def count(self, outcome: Outcome) -> None:
+        """A cycle has ended."""
+        self.cycles += 1
+        if outcome is not Outcome.STARTED:
+            setattr(self, outcome.value, getattr(self, outcome.value) + 1)
+        self.unstored_in_row = 0 if outcome is Outcome.STORED else self.unstored_in_row + 1
 
 
 @dataclass(frozen=True)
@@ -104,3 +171,23 @@ def callbacks(on_cycle: Any) -> tuple[CycleCallback, ...]:
         if not callable(callback):
             raise TypeError(f"on_cycle must be a function of a CycleEvent, or a list of such, got {callback!r}")
     return given
+
+
+class Notices:
+    """Warnings, each once per optimizer."""
+
+    def __init__(self) -> None:
+        self.said: set[str] = set()
+
+    def say(self, message: str) -> None:
+        if message not in self.said:
+            self.said.add(message)
+            warn(message)
+
+
+def warn(message: str) -> None:
+    """A warning at the first line up the stack that is neither torch's nor ours: where it belongs."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("torch", "adaqn"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)

@@ -6,8 +6,8 @@ import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
-import torch
 from torch import Tensor
+from torch.optim.optimizer import ParamsT
 
 from adaqn.core.barzilai_borwein import BoundedBarzilaiBorwein, MeanBarzilaiBorwein
 from adaqn.core.checks import at_least_one
@@ -16,11 +16,13 @@ from adaqn.core.direction import Direction
 from adaqn.core.pairs import Damping, Shift, absolute, positive
 from adaqn.core.regularised import Regularised
 from adaqn.core.scaling import BarzilaiBorwein
+from adaqn.optim.curvatures import GradientDifference
 from adaqn.optim.events import CycleCallback, callbacks
-from adaqn.optim.gradient_difference import GradientDifference
-from adaqn.optim.memory import Precision
-from adaqn.optim.options import Options, make_direction
-from adaqn.optim.quasi_newton import QuasiNewton
+from adaqn.optim.judge import Judge
+from adaqn.optim.method import Method, make_direction
+from adaqn.optim.optimizer import QuasiNewton
+from adaqn.optim.removed import check_removed
+from adaqn.optim.settings import StorageOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -37,41 +39,35 @@ class Common(TypedDict, total=False):
     maximize: bool
     on_nonfinite: str
     direction: str | Direction
-    history_dtype: torch.dtype | None
-    master_weights: bool
+    storage: StorageOptions | None
     on_cycle: CycleCallback | Sequence[CycleCallback] | None
     process_group: Any
-    shard_history: bool
 
 
-class _Member(QuasiNewton):
-    needs: ClassVar[str] = CLOSURE
-
-    def _build(self, params: Any, lr: float | Tensor, common: Common, **parts: Any) -> None:
-        """Accept every step, look at every direction, and let the anchor move also where a pair is skipped."""
-        unknown = sorted(set(common) - set(Common.__annotations__))
-        if unknown:
-            raise TypeError(f"{type(self).__name__} has no option {', '.join(unknown)}")
-        if "direction" in common:
-            parts.setdefault("direction", make_direction(common["direction"]))
-        options = Options(
-            acceptance=None,
-            guarded=True,
-            anchor_patience=1,
-            reject_patience=3,
-            decay_steps=common.get("decay_steps"),
-            on_nonfinite=common.get("on_nonfinite", "skip"),
-            maximize=common.get("maximize", False),
-            precision=Precision(common.get("history_dtype"), None, None, common.get("master_weights", False)),
-            on_cycle=callbacks(common.get("on_cycle")),
-            process_group=common.get("process_group"),
-            shard_history=common.get("shard_history", False),
-            **parts,
-        )
-        super().__init__(params, options, lr=lr, weight_decay=common.get("weight_decay", 0.0))
+def method_of(name: str, common: Common, **parts: Any) -> Method:
+    """Accept every step, look at every direction, and let the anchor move also where a pair is skipped."""
+    check_removed(name, {option: value for option, value in common.items() if option not in Common.__annotations__})
+    if "direction" in common:
+        parts.setdefault("direction", make_direction(common["direction"]))
+    return Method(
+        judge=Judge(test=None, patience=3),
+        guarded=True,
+        anchor_patience=1,
+        decay_steps=common.get("decay_steps"),
+        on_nonfinite=common.get("on_nonfinite", "skip"),
+        maximize=common.get("maximize", False),
+        storage=common.get("storage") or StorageOptions(),
+        on_cycle=callbacks(common.get("on_cycle")),
+        process_group=common.get("process_group"),
+        **parts,
+    )
 
 
-class OLBFGS(_Member):
+def gradient_difference(common: Common) -> GradientDifference:
+    return GradientDifference(negated=common.get("maximize", False))
+
+
+class OLBFGS(QuasiNewton):
     r"""oLBFGS, online L-BFGS (Schraudolph, Yu and Günter 2007; Mokhtari and Ribeiro 2015).
 
     .. math::
@@ -93,9 +89,10 @@ class OLBFGS(_Member):
         regularisation: λ ≥ 0, added to the curvature along every s.
         initial_scaling: H0 before there is a pair.
         common: ``decay_steps`` (τ of lr·τ/(τ + steps)), ``weight_decay``, ``maximize``, ``on_nonfinite``,
-            ``direction``, ``history_dtype``, ``master_weights``, ``on_cycle``, ``process_group``, ``shard_history``: as
-            for :class:`adaqn.AdaQN`.
+            ``direction`` (``"gram"`` or ``"two_loop"``), ``storage``, ``on_cycle``, ``process_group``: as for
+            :class:`adaqn.AdaQN`.
 
+    >>> import torch
     >>> w = torch.nn.Parameter(torch.tensor([3.0, -2.0]))
     >>> opt = OLBFGS([w], lr=0.5)
     >>> def closure():
@@ -109,9 +106,11 @@ class OLBFGS(_Member):
     True
     """
 
+    needs: ClassVar[str] = CLOSURE
+
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         lr: float | Tensor = 0.1,
         *,
         memory_size: int = 10,
@@ -122,15 +121,16 @@ class OLBFGS(_Member):
         at_least_one("memory_size", memory_size)
         if not regularisation >= 0.0:
             raise ValueError(f"regularisation must be at least 0, got {regularisation}")
-        self._build(
-            params, lr, common,
-            cycle_length=1, pairs_from_start=True, memory_size=memory_size, curvature=GradientDifference(),
+        method = method_of(
+            "OLBFGS", common,
+            cycle_length=1, pairs_from_start=True, memory_size=memory_size, curvature=gradient_difference(common),
             repair=Shift(regularisation), curvature_test=positive,
             scaling=MeanBarzilaiBorwein(memory_size, initial_scaling),
         )  # fmt: skip
+        super().__init__(params, method, lr=lr, weight_decay=common.get("weight_decay", 0.0))
 
 
-class RES(_Member):
+class RES(QuasiNewton):
     r"""RES, regularised stochastic BFGS (Mokhtari and Ribeiro 2014), in a limited-memory form.
 
     .. math::
@@ -153,12 +153,15 @@ class RES(_Member):
         initial_scaling: H0 before there is a pair.
         common: as for :class:`OLBFGS`, but ``direction``, which is RES's own.
 
+    >>> import torch
     >>> opt = RES([torch.nn.Parameter(torch.zeros(3))], lr=0.1, delta=1e-2)
     """
 
+    needs: ClassVar[str] = CLOSURE
+
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         lr: float | Tensor = 0.1,
         *,
         memory_size: int = 10,
@@ -170,15 +173,16 @@ class RES(_Member):
     ) -> None:
         if "direction" in common:
             raise TypeError("RES has a direction of its own: leave out direction")
-        self._build(
-            params, lr, common,
-            cycle_length=1, pairs_from_start=True, memory_size=memory_size, curvature=GradientDifference(),
+        method = method_of(
+            "RES", common,
+            cycle_length=1, pairs_from_start=True, memory_size=memory_size, curvature=gradient_difference(common),
             repair=Shift(-delta), curvature_test=absolute, curvature_eps=curvature_eps,
             scaling=BarzilaiBorwein(initial_scaling), direction=Regularised(delta, gamma),
         )  # fmt: skip
+        super().__init__(params, method, lr=lr, weight_decay=common.get("weight_decay", 0.0))
 
 
-class SdLBFGS(_Member):
+class SdLBFGS(QuasiNewton):
     r"""SdLBFGS, stochastic damped L-BFGS (Wang, Ma, Goldfarb and Liu 2017), for non-convex problems.
 
     .. math::
@@ -201,12 +205,15 @@ class SdLBFGS(_Member):
         initial_scaling: H0 before there is a pair.
         common: as for :class:`OLBFGS`.
 
+    >>> import torch
     >>> opt = SdLBFGS([torch.nn.Parameter(torch.zeros(3))], lr=0.1, delta=0.1)
     """
 
+    needs: ClassVar[str] = CLOSURE
+
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         lr: float | Tensor = 0.1,
         *,
         memory_size: int = 10,
@@ -214,14 +221,15 @@ class SdLBFGS(_Member):
         initial_scaling: float = 1.0,
         **common: Unpack[Common],
     ) -> None:
-        self._build(
-            params, lr, common,
-            cycle_length=1, pairs_from_start=True, memory_size=memory_size, curvature=GradientDifference(),
+        method = method_of(
+            "SdLBFGS", common,
+            cycle_length=1, pairs_from_start=True, memory_size=memory_size, curvature=gradient_difference(common),
             repair=Damping(), curvature_test=positive, scaling=BoundedBarzilaiBorwein(delta, initial_scaling),
         )  # fmt: skip
+        super().__init__(params, method, lr=lr, weight_decay=common.get("weight_decay", 0.0))
 
 
-class SQN(_Member):
+class SQN(QuasiNewton):
     r"""SQN, stochastic quasi-Newton (Byrd, Hansen, Nocedal and Singer 2016; 2014 as a report).
 
     .. math::
@@ -241,6 +249,7 @@ class SQN(_Member):
         initial_scaling: H0 before there is a pair.
         common: as for :class:`OLBFGS`.
 
+    >>> import torch
     >>> from adaqn import HessianProduct
     >>> model, loss_fn = torch.nn.Linear(4, 1), torch.nn.MSELoss()
     >>> x, target = torch.randn(64, 4), torch.randn(64, 1)
@@ -253,11 +262,11 @@ class SQN(_Member):
     2
     """
 
-    needs = "step(), and at construction curvature=HessianProduct(model, loss_fn, batches)"
+    needs: ClassVar[str] = "step(), and at construction curvature=HessianProduct(model, loss_fn, batches)"
 
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         lr: float | Tensor = 0.1,
         *,
         curvature: Curvature,
@@ -268,8 +277,9 @@ class SQN(_Member):
     ) -> None:
         if not isinstance(curvature, Curvature):
             raise TypeError(f"curvature must be a HessianProduct or another Curvature, got {type(curvature).__name__}")
-        self._build(
-            params, lr, common,
+        method = method_of(
+            "SQN", common,
             cycle_length=cycle_length, memory_size=memory_size, curvature=copy.copy(curvature), curvature_test=positive,
             scaling=BarzilaiBorwein(initial_scaling),
         )  # fmt: skip
+        super().__init__(params, method, lr=lr, weight_decay=common.get("weight_decay", 0.0))

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from adaqn.core.kronecker import Kronecker
 from adaqn.core.scaling import Adagrad, Adam, RMSProp, Scaling
-from adaqn.optim.flat import FlatParameters, as_real
+from adaqn.parameters.flat import FlatParameters, as_real
 
 _TORCH_KEYS = ((Adam, "exp_avg_sq", "Adam or AdamW"), (RMSProp, "square_avg", "RMSprop"), (Adagrad, "sum", "Adagrad"))
 

@@ -20,10 +20,10 @@ from adaqn import PRESETS, AdaQN
 from adaqn.experiments.commands.options import AsJson, DataDir, Device, Threads
 from adaqn.experiments.data import files
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.library import flat_preset, from_flat
 from adaqn.experiments.problems.tasks import make_task
 from adaqn.experiments.training.config import TASKS, RunConfig, check_machine
 from adaqn.experiments.training.storage import json_text
+from adaqn.optim.removed import flat_preset, from_flat
 
 PACKAGES = ("adaqn", "torch", "optuna", "plotly", "matplotlib", "scikit-learn", "pooch", "pytorch_optimizer")
 BFLOAT16: dict[str, Any] = {"history_dtype": torch.bfloat16, "fisher_dtype": torch.bfloat16}
@@ -99,8 +99,8 @@ def read_bandwidth(device: str = "cpu") -> float:
 def cost(network: nn.Module, preset: str, dtypes: dict[str, Any]) -> dict[str, float]:
     """Bytes of state, and seconds per step measured over whole cycles with full memory."""
     params = [p.detach().clone().requires_grad_() for p in network.parameters() if p.requires_grad]
-    given = from_flat({"acceptance": "none", "curvature_test": lambda *_: True, **dtypes})
-    opt = AdaQN(params, lr=0.0, preset=preset, **given)
+    given = from_flat({"preset": preset, "acceptance": "none", "curvature_test": lambda *_: True, **dtypes})
+    opt = AdaQN(params, lr=0.0, **given)
     size = opt.state_size()
     opt.param_groups[0]["lr"] = 1e-9
     usual = flat_preset(preset)

@@ -7,12 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
+from adaqn import QuasiNewton
 from adaqn.experiments.commands.options import AsJson
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.library import QuasiNewton, explanation_of
 from adaqn.experiments.optimizers import TABLE, entry
 from adaqn.experiments.training.folder import CONFIG, CYCLES, RESULT, kept_cycles, stored_config
 from adaqn.experiments.training.storage import json_text
+from adaqn.explain.explanation import Explanation
+from adaqn.explain.explanation import explain as explanation_of
 
 
 def explain(
@@ -29,7 +31,7 @@ def explain(
         print("(in the laboratory: --lr, --monitor-size for the monitoring set, --option name=value for the others)")
 
 
-def explain_run(folder: Path) -> tuple[dict[str, Any], Any]:
+def explain_run(folder: Path) -> tuple[dict[str, Any], Explanation]:
     """(Which run it is and how far, what is to be said about it)."""
     if not (folder / CONFIG).exists():
         raise UserError(f"there is no run in {folder}: a run is a folder with {CONFIG} in it")

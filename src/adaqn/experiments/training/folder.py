@@ -13,13 +13,14 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from adaqn import QuasiNewton
 from adaqn.experiments.data import files
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.library import Record, record_of, remember
 from adaqn.experiments.problems.tasks import make_task
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.options import resolved
 from adaqn.experiments.training.storage import read_json, read_lines, write_json
+from adaqn.explain.record import Record, record_of
 
 CONFIG, METRICS, CHECKPOINT, RESULT = "config.json", "metrics.jsonl", "checkpoint.pt", "result.json"
 CYCLES = "cycles.json"
@@ -114,11 +115,11 @@ def claimed(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def keep_cycles(folder: Path, optimizer: Any) -> None:
+def keep_cycles(folder: Path, optimizer: QuasiNewton) -> None:
     write_json(folder / CYCLES, record_of(optimizer).to_json())
 
 
-def kept_cycles(folder: Path) -> Any:
+def kept_cycles(folder: Path) -> Record:
     try:
         return Record.from_json(read_json(folder / CYCLES))
     except ValueError as error:
@@ -127,10 +128,10 @@ def kept_cycles(folder: Path) -> Any:
         ) from error
 
 
-def recall_cycles(folder: Path, optimizer: Any) -> None:
+def recall_cycles(folder: Path, optimizer: QuasiNewton) -> None:
     """Those up to the checkpoint that was loaded; the file may know of later ones, which will be made again."""
     try:
         known = kept_cycles(folder).cycles
     except UserError:
         return  # an explanation is no reason not to go on
-    remember(optimizer, (cycle for cycle in known if cycle.cycle <= optimizer.stats.cycles))
+    optimizer._recent.extend(cycle for cycle in known if cycle.cycle <= optimizer.stats.cycles)

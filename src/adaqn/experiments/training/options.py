@@ -13,10 +13,10 @@ from torch.optim import Optimizer
 from adaqn import OLBFGS, PRESETS, RES, SQN, AdaQN, EmpiricalFisher, Monitor, SdLBFGS
 from adaqn.core.scaling_names import SCALINGS
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.library import FLAT, flat_preset, from_flat
 from adaqn.experiments.optimizers import TABLE, CurvatureBatches, Entry, entry
 from adaqn.experiments.problems.tasks import Task
 from adaqn.experiments.training.config import RunConfig
+from adaqn.optim.removed import FLAT, flat_preset, from_flat
 
 RESERVED = {
     "lr": "give the step size as --lr",
@@ -28,7 +28,7 @@ RESERVED = {
 STORED = ("history_dtype", "master_weights", "shard_history")
 OF_THE_FAMILY = ("decay_steps", "weight_decay", "on_nonfinite", "direction", *STORED)
 """What OLBFGS, RES, SdLBFGS and SQN take beside their own numbers."""
-NEVER_STORED = {"self", "common", "kwargs", "model", "batches", "on_cycle", "pairs", "reject", "storage", *RESERVED}
+NEVER_STORED = {"self", "model", "batches", "on_cycle", "pairs", "reject", "storage", *RESERVED}
 
 
 def make_optimizer(name: str, lr: float | None, options: dict[str, Any], model: nn.Module, task: Task) -> Optimizer:
@@ -68,8 +68,7 @@ def usual_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
     preset = options.get("preset", chosen.defaults["preset"])
     if preset not in PRESETS:
         raise UserError(f"no preset called {preset!r}: give one of {', '.join(PRESETS)}")
-    usual: dict[str, Any] = flat_preset(preset)
-    return usual
+    return flat_preset(preset)
 
 
 def own_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -119,7 +118,7 @@ def _check(name: str, chosen: Entry, options: dict[str, Any]) -> None:
         import pytorch_optimizer
 
         kind = getattr(pytorch_optimizer, kind)
-    known = set(inspect.signature(kind).parameters)
+    known = {name for name, p in inspect.signature(kind).parameters.items() if p.kind is not p.VAR_KEYWORD}
     if _is_family(chosen):
         known |= set(OF_THE_FAMILY)
     elif kind is AdaQN:

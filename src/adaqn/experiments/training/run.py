@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from adaqn import QuasiNewton
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.library import QuasiNewton
 from adaqn.experiments.optimizers import entry, prepare_model
 from adaqn.experiments.problems.tasks import make_task
 from adaqn.experiments.training import saving

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import adaqn
+from adaqn import QuasiNewton
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.library import QuasiNewton
 from adaqn.experiments.optimizers import known_classes
 from adaqn.experiments.training.folder import CHECKPOINT, CONFIG, METRICS, keep_cycles, recall_cycles
 from adaqn.experiments.training.storage import (

@@ -1,0 +1,155 @@
+"""What the verdicts say about the step size."""
+
+from __future__ import annotations
+
+import math
+
+from adaqn.core.acceptance import STEP_RECOVERY
+from adaqn.core.outcome import Outcome
+from adaqn.explain.finding import (
+    FEWEST_CYCLES,
+    HINT,
+    NOTE,
+    WARNING,
+    Finding,
+    among,
+    growth,
+    middle,
+    percent,
+    span,
+    step_size,
+    times,
+)
+from adaqn.explain.record import Record
+from adaqn.optim.events import CycleEvent
+
+MANY_REJECTED = 0.25
+SMALL_RISE = 0.1
+"""A rejected rise that may well be the noise of a monitoring set."""
+ACCEPTED_RISE = 0.05
+SLOW_FALL = 0.05
+SLOW_CYCLES = 20
+NEARLY_ALL = 0.9
+ONE_HALVING, TWO_HALVINGS = 0.4, 0.2
+"""One is what the rule is for; after three lr is plainly too large."""
+MANY_HALVINGS = 2.0**-8
+"""Steps so much shorter that their length is hardly the reason for a rejection."""
+LOOK_AT_MONITOR = (
+    "look at the monitor: does it return a loss of this model, to be made small, on training data, without randomness?"
+)
+
+
+def many_rejected(record: Record) -> Finding | None:
+    rejected = [c for c in record.cycles if c.outcome is Outcome.REJECTED and _is_judged(c)]
+    share = len(rejected) / max(1, len(record.cycles))
+    if len(record.cycles) < FEWEST_CYCLES or share < MANY_REJECTED:
+        return None
+    rise = middle([record.rise(cycle) for cycle in rejected])
+    by = "" if rise is None else f"; the monitored loss had {growth(rise)} in the median"
+    nothing = "" if len(rejected) < len(record.cycles) else ", and nothing was accepted"
+    if _is_hopeless(record):
+        change = f"if such steps are small for this model, {LOOK_AT_MONITOR}"
+    else:
+        change = f"lower lr, now {step_size(record, record.stats.step_multiplier)}"
+        if rise is not None and rise < SMALL_RISE:
+            change += ", or enlarge the monitoring set" + _other_test(record)
+        if len(rejected) == len(record.cycles):
+            change += f"; {LOOK_AT_MONITOR}"
+    return Finding(
+        "many-rejected", WARNING, f"{len(rejected)} of {among(record)} rejected ({percent(share)}){nothing}{by}", change
+    )
+
+
+def _other_test(record: Record) -> str:
+    s = record.settings
+    if s.acceptance == "factor":
+        return ", or take its noise into account: reject='paired' with one loss per example"
+    return "" if s.paired_level is None else f", or reject=RejectOptions(level=...) above {s.paired_level:g}"
+
+
+def steps_shrunk(record: Record) -> Finding | None:
+    """D11, D15 and D23 at work."""
+    multiplier = record.stats.step_multiplier
+    if multiplier >= 0.99:
+        return None
+    left = math.ceil(math.log(1.0 / multiplier) / math.log(STEP_RECOVERY))
+    now = step_size(record, multiplier)
+    what = (
+        f"repeated rejections have shrunk the steps to {percent(multiplier)} of lr={step_size(record)}, that is {now}"
+    )
+    if _is_hopeless(record):
+        return Finding(
+            "steps-smallest",
+            WARNING,
+            f"{what}, and cycles are rejected all the same: probably not for their length",
+            LOOK_AT_MONITOR,
+        )
+    return Finding(
+        "steps-shrunk",
+        NOTE if multiplier > ONE_HALVING else HINT if multiplier > TWO_HALVINGS else WARNING,
+        f"{what}; every accepted cycle gives back 2 %, {times(left, 'more cycle')} give back all",
+        f"lr={now} if they do not recover",
+    )
+
+
+def accepted_rise(record: Record) -> Finding | None:
+    """Each rise passes for noise, and together they are none."""
+    accepted = [c for c in record.cycles if c.outcome is not Outcome.REJECTED and _is_judged(c)]
+    if len(accepted) < FEWEST_CYCLES or record.settings.rotating:
+        return None
+    rise = record.change(accepted[0].anchor_loss, accepted[-1].candidate_loss)
+    worse = sum((record.rise(cycle) or 0.0) > 0.0 for cycle in accepted)
+    if rise is None or rise < ACCEPTED_RISE or worse <= len(accepted) / 2:
+        return None
+    s = record.settings
+    if record.count(Outcome.REJECTED) >= MANY_REJECTED * len(record.cycles):
+        return Finding(
+            "accepted-rise",
+            WARNING,
+            f"the monitored loss got worse by {percent(rise)} in {span(record)}, though so many were rejected",
+            LOOK_AT_MONITOR,
+        )
+    stricter = "" if s.reject_factor is None else f", or reject=RejectOptions(factor=...) below {s.reject_factor:g}"
+    if s.acceptance == "paired" and s.paired_level is not None and any(c.examples for c in accepted):
+        stricter = f", or reject=RejectOptions(level=...) below {s.paired_level:g}"
+    return Finding(
+        "accepted-rise",
+        WARNING,
+        f"the monitored loss got worse by {percent(rise)} in {span(record)}, in {worse} of {len(accepted)} accepted "
+        "ones: each rise alone passes for noise",
+        f"lower lr, now {step_size(record, record.stats.step_multiplier)}; a larger monitoring set{stricter}. If the "
+        "training loss falls meanwhile, the monitored batch is not of the training split",
+    )
+
+
+def slow(record: Record) -> Finding | None:
+    """Steps that are never too large, and a loss that falls little by little."""
+    judged = [c for c in record.cycles if _is_judged(c)]
+    if len(judged) < SLOW_CYCLES or record.settings.rotating or record.stats.step_multiplier < 1.0:
+        return None
+    fallen = sum((record.rise(cycle) or 0.0) < 0.0 for cycle in judged)
+    fall = record.change(judged[0].anchor_loss, judged[-1].candidate_loss)
+    if record.count(Outcome.REJECTED) or fallen < NEARLY_ALL * len(judged):
+        return None
+    if fall is None or not -SLOW_FALL < fall < 0.0:
+        return None
+    return Finding(
+        "slow",
+        HINT,
+        f"none of {among(record)} rejected, and the monitored loss fell in {fallen} of {len(judged)} of them, by "
+        f"{percent(-fall)} in all",
+        f"if it should still go far, try lr={step_size(record, 3.0)}, three times as much: what is too large is "
+        "rejected",
+    )
+
+
+def _is_hopeless(record: Record) -> bool:
+    """Are steps that were halved again and again still rejected?"""
+    latest = record.cycles[-10:]
+    rejected = sum(cycle.outcome is Outcome.REJECTED for cycle in latest)
+    return record.stats.step_multiplier <= MANY_HALVINGS and rejected >= MANY_REJECTED * len(latest)
+
+
+def _is_judged(cycle: CycleEvent) -> bool:
+    losses = (cycle.candidate_loss, cycle.anchor_loss)
+    return all(loss is not None and math.isfinite(loss) for loss in losses)

@@ -1,0 +1,94 @@
+"""The end of a cycle, part by part: y, the pair, the anchor, and the length of the next cycle."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from adaqn.core.acceptance import STEP_RECOVERY
+from adaqn.core.cycle import cosine_of_newest, next_cycle_length, signal_share
+from adaqn.core.outcome import Outcome
+from adaqn.core.pairs import is_usable
+from adaqn.core.pairs import products as products_of
+from adaqn.core.products import round_to
+from adaqn.optim.judge import Verdict
+from adaqn.optim.state import State
+
+Products = tuple[float | None, float | None, float | None]
+"""s·s, s·y and y·y."""
+NO_PAIR: Products = (None, None, None)
+
+
+def curvature_along(state: State, s: Tensor, candidate: Tensor) -> Tensor:
+    """y, in the memory of the window's sum, which is spent; put back if the user's model raises."""
+    average, curvature, processes = state.average, state.curvature, state.flat.processes
+    try:
+        if curvature.needs_model:
+            with processes.together("the curvature"):
+                y = curvature.product(s, candidate, out=average.total)
+            y = processes.average_(y)  # each process has batches of its own
+        else:
+            y = curvature.product(s, candidate, out=average.total)
+    except BaseException:
+        if state.method.pairs_from_start:
+            average.clear()  # the next step has an anchor of its own
+        else:
+            torch.mul(candidate, average.count, out=average.total)
+        raise
+    return y.neg_() if state.method.maximize and curvature.signed else y
+
+
+def offer(state: State, s: Tensor, y: Tensor) -> tuple[Outcome, Products]:
+    """Store the pair if its curvature is good enough (l. 19)."""
+    method, settle = state.method, state.flat.settle
+    if method.repair is not None:
+        method.repair(s, y, state.h0, settle)
+    for vector, rows in ((s, state.pairs.S), (y, state.pairs.Y)):
+        round_to(rows.dtype, vector)  # what is stored is what must pass the test
+    ss, sy, yy = products_of(s, y, settle)
+    if not (is_usable(sy, yy) and method.curvature_test(ss, sy, yy, method.curvature_eps)):  # D14
+        return Outcome.SKIPPED, (ss, sy, yy)
+    state.pairs.push(s, y)  # l. 20
+    state.scaling.on_stored(sy, yy)
+    return Outcome.STORED, (ss, sy, yy)
+
+
+def move_on(state: State, verdict: Verdict, outcome: Outcome, candidate: Tensor) -> bool:
+    """L. 21 and 24: the candidate is kept; does it become the anchor? Not where its pair was skipped (D6)."""
+    c = state.counters
+    verdict.apply_to(c)
+    c.started = 1
+    c.step_multiplier = min(1.0, c.step_multiplier * STEP_RECOVERY)  # D11
+    c.skips_in_row = c.skips_in_row + 1 if outcome is Outcome.SKIPPED else 0
+    if state.accepted is not None:
+        state.accepted.copy_(candidate)
+    if c.skips_in_row not in (0, state.method.anchor_patience):
+        return False
+    state.anchor.copy_(candidate)
+    c.skips_in_row = 0
+    return True
+
+
+def return_to_anchor(state: State, verdict: Verdict) -> None:
+    """L. 13 and 14; D2: the anchor is copied, and the step counter goes on."""
+    verdict.apply_to(state.counters)
+    state.clear_history()
+    if state.method.reset_scaling:  # D3
+        state.scaling.reset()
+    if state.method.reset_momentum and state.momentum is not None:
+        state.momentum.reset()  # it points to where it went wrong
+    state.set_weights(state.anchor)
+    if state.accepted is not None:
+        state.accepted.copy_(state.anchor)
+    state.counters.skips_in_row = state.counters.nonfinite_in_row = 0
+
+
+def adapt_cycle_length(state: State, outcome: Outcome, momentum: float) -> None:
+    """Where L adapts, the length of the next cycle."""
+    bounds = state.method.cycle_bounds
+    if bounds is None:
+        return
+    length = state.cycle_length
+    cosine = cosine_of_newest(state.pairs, state.flat.settle) if outcome is Outcome.STORED else None
+    share = signal_share(cosine, length, momentum) if cosine is not None else None
+    state.counters.cycle_length = next_cycle_length(length, outcome, share, *bounds)

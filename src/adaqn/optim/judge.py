@@ -1,0 +1,111 @@
+"""Is a cycle kept? Losses and counters in, a verdict out: nothing is changed here. (Alg. 1, l. 12)"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from adaqn.core.acceptance import BEST_FADES, PairedTest, RejectTest, halves_step, mean_and_error, mean_loss
+from adaqn.optim.events import Counters
+
+Why = Literal["", "not finite", "worse", "climbed"]
+Best = tuple[float, float]
+"""The lowest mean loss at an accepted average, and its standard error (D23)."""
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What is known of a candidate: is it a number at all, and the monitored losses there and at the anchor."""
+
+    is_number: bool = True
+    new: Tensor | None = None
+    """``None`` where nothing was evaluated."""
+    old: Tensor | None = None
+    """``None`` also where there is nothing to compare with."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is to be done with a cycle; :meth:`apply_to` does what concerns the counters."""
+
+    rejected: bool
+    why: Why = ""
+    halve: bool = False
+    """Are the steps too large? At most once per cycle, whichever rules ask for it (D24)."""
+    best: Best | None = None
+    """The best loss from now on; ``None`` is as before."""
+    rejections_in_row: int = 0
+    rejected_at: int = 0
+
+    def apply_to(self, c: Counters) -> None:
+        c.rejections_in_row, c.rejected_at = self.rejections_in_row, self.rejected_at
+        if self.best is not None:
+            c.set_best(self.best)
+        if self.halve:
+            c.halve_steps()
+
+
+@dataclass(frozen=True)
+class Judge:
+    """The rules: which losses are rejected, and which rejections halve the steps."""
+
+    test: RejectTest | None = None
+    """``None`` rejects nothing by its loss."""
+    window: int = 0
+    """D15: a second rejection within so many cycles halves the steps; 0 leaves that to ``patience``."""
+    patience: int = 0
+    """D11: so many rejections in a row with an empty memory do; 0 is never."""
+
+    @property
+    def judges_first_cycle(self) -> bool:
+        """Against the weights before the first step (D15)?"""
+        return self.window > 0
+
+    def verdict(self, losses: Losses, c: Counters, pairs: int) -> Verdict:
+        """On a cycle that ended with these losses; ``pairs`` are in memory."""
+        new, old = losses.new, losses.old
+        if not losses.is_number:
+            return self.rejection("not finite", c, pairs)  # D13
+        if new is None or self.test is None:
+            return self._kept(c)
+        if old is None or not math.isfinite(mean_loss(old)):  # D5, D7: nothing to compare with
+            return self._kept(c, new)
+        if not math.isfinite(mean_loss(new)) or self.test(new, old):
+            return self.rejection("worse", c, pairs)
+        if isinstance(self.test, PairedTest):
+            best = c.best or mean_and_error(old)
+            if self.test.has_climbed(new, old, best):  # D23
+                faded = best[0] + BEST_FADES * max(0.0, mean_loss(old) - best[0])
+                return self.rejection("climbed", c, pairs, best=(faded, best[1]))
+        return self._kept(c, new, old)
+
+    def rejection(self, why: Why, c: Counters, pairs: int, *, best: Best | None = None) -> Verdict:
+        """Reject, whatever the losses say, and find out whether the steps are too large."""
+        now, in_row = c.cycles + 1, c.rejections_in_row
+        if self.window:
+            too_large = halves_step(now, c.rejected_at, self.window)  # D15
+            return Verdict(True, why, too_large or why == "climbed", best, in_row, now)
+        in_row = in_row + 1 if pairs == 0 else 0
+        too_large = 0 < self.patience == in_row  # D11: H0 alone, rejected again and again
+        in_row = 0 if too_large else in_row
+        return Verdict(True, why, too_large or why == "climbed", best, in_row, c.rejected_at)
+
+    def lost(self, c: Counters, pairs: int) -> Verdict:
+        """No gradient is finite any more (D13): that is no rejection of a candidate, and D11 does not count it."""
+        if self.window:
+            return self.rejection("not finite", c, pairs)
+        return Verdict(True, "not finite", False, None, c.rejections_in_row, c.rejected_at)
+
+    def _kept(self, c: Counters, new: Tensor | None = None, old: Tensor | None = None) -> Verdict:
+        """Keep; these losses may be the best so far, and the anchor's are where none is known yet."""
+        best = c.best
+        if isinstance(self.test, PairedTest):
+            if best is None and old is not None:
+                best = mean_and_error(old)
+            found = mean_and_error(new) if new is not None else (math.nan, 0.0)
+            if math.isfinite(found[0]) and (best is None or found[0] < best[0]):
+                best = found
+        return Verdict(False, "", False, best, 0, c.rejected_at)

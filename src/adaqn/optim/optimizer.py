@@ -1,0 +1,430 @@
+"""The loop that all quasi-Newton methods here share; a method is a choice of its parts.
+
+Line numbers are those of the paper's Algorithm 1, D-numbers those of ``docs/decisions.md``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
+
+import torch
+from torch import Tensor
+from torch._compile import _disable_dynamo  # torch.compiler.disable would load the compiler on import
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
+
+from adaqn.core.acceptance import NONFINITE_PATIENCE, mean_loss
+from adaqn.core.outcome import Outcome
+from adaqn.core.products import size_of
+from adaqn.core.scaling import Scaling
+from adaqn.optim import checkpoint
+from adaqn.optim.curvatures import GradientDifference, ModelCurvature, Rerun
+from adaqn.optim.cycle_end import (
+    NO_PAIR,
+    Products,
+    adapt_cycle_length,
+    curvature_along,
+    move_on,
+    offer,
+    return_to_anchor,
+)
+from adaqn.optim.descent import Group, StepSizes, any_momentum, check_group, check_scheduled, descend, look, trained
+from adaqn.optim.events import RECENT, UNSTORED_WARNING, Counters, CycleEvent, Notices, Stats, warn
+from adaqn.optim.judge import Losses
+from adaqn.optim.layout import size_of_state
+from adaqn.optim.method import Method
+from adaqn.optim.monitor import RotatingMonitor
+from adaqn.optim.removed import attribute_error
+from adaqn.optim.state import State, flat_for, moved, new_state
+from adaqn.optim.warm_start import check_source, fill_scaling, source_states
+from adaqn.optim.watch import MonitorFunction, Watch
+from adaqn.parameters.flat import check_one_device
+
+if TYPE_CHECKING:
+    from adaqn.explain.explanation import Explanation
+
+T = TypeVar("T")
+IDLE_WARNING = 10
+"""Steps in a row in which no parameter had a gradient, after which a warning says so."""
+
+
+class QuasiNewton(Optimizer):
+    """Gradient in, step out; at the end of a cycle an average to judge and a pair to store.
+
+    It owns its parts: a :class:`~adaqn.optim.state.State` with the vectors, H0, the pairs, the curvature and the
+    average; a :class:`~adaqn.optim.watch.Watch` over the monitored loss; and in its
+    :class:`~adaqn.optim.method.Method` a :class:`~adaqn.optim.judge.Judge`.
+    """
+
+    needs: ClassVar[str] = "step() after backward()"
+    """What ``step`` wants, in one line."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        method: Method,
+        *,
+        lr: float | Tensor,
+        weight_decay: float = 0.0,
+        momentum: float | None = None,
+        monitor: MonitorFunction | None = None,
+    ) -> None:
+        self._method = method
+        self._state: State | None = None
+        self._notices = Notices()
+        self._watch = Watch(monitor, method.judge, self._notices)
+        self._recent: deque[CycleEvent] = deque(maxlen=RECENT)
+        self._averaging = False
+        self._idle_steps = 0
+        has_momentum = {} if momentum is None else {"momentum": momentum}
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, **has_momentum})
+
+    # ------------------------------------------------------------------ the algorithm
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], T]) -> T: ...
+    @_disable_dynamo  # inside of something compiled it runs as it is: cycles end by numbers, not by shapes
+    @torch.no_grad()
+    def step(self, closure: Callable[[], T] | None = None) -> T | None:
+        """One step from the gradients in ``.grad``; a closure, if given, is run first."""
+        self._refuse_while_averaging("step()")
+        loss, rerun = self._evaluate(closure)
+        params, groups = trained(self.param_groups)
+        if all(p.grad is None for p in params):
+            self._note_no_gradient(params)
+            return loss
+        state = self._state_for_step(params, rerun)
+        sizes = StepSizes(self.param_groups, groups, state.step_multiplier)
+        present = state.read_gradients()
+        size, s_dot_g = look(state, sizes, present)
+        if not self._may_step(state, size):
+            return loss
+        state.update_scaling(present)
+        if self._method.pairs_from_start:
+            state.move_anchor_here()  # s is this step, whatever moved the weights
+        state.curvature.observe(state.scratch.gradient)  # l. 6
+        state.average_gradient(present, sizes.betas())  # H0 and F̃ have seen the raw one
+        descend(state, sizes, present, s_dot_g)  # l. 5
+        state.add_to_window()  # l. 7
+        state.counters.steps += 1
+        if state.average.count >= state.cycle_length:  # l. 8; D1
+            self._finish_cycle(state)
+        return loss
+
+    def _finish_cycle(self, state: State) -> None:
+        """Judge the average of the cycle, and learn a curvature pair from it (l. 9 to 24)."""
+        method, c, pair, outcome = self._method, state.counters, NO_PAIR, Outcome.STARTED
+        candidate = state.average.mean(out=state.scratch.candidate)  # l. 9
+        losses = self._watch.losses(state, candidate)  # the user's code: nothing has changed before it
+        verdict = method.judge.verdict(losses, c, len(state.pairs))  # l. 12
+        if not verdict.rejected and (c.started or method.pairs_from_start):
+            s = torch.sub(candidate, state.anchor, out=state.scratch.s)  # l. 17
+            y = curvature_along(state, s, candidate)  # l. 18
+            outcome, pair = offer(state, s, y)  # l. 19, 20
+            if method.pairs_from_start and not math.isfinite(pair[2] or 0.0):  # it led to where there is no gradient
+                verdict = method.judge.rejection("not finite", c, len(state.pairs))
+        if verdict.rejected:
+            outcome = Outcome.REJECTED
+            return_to_anchor(state, verdict)  # l. 13, 14
+        elif move_on(state, verdict, outcome, candidate):  # l. 21, 24
+            self._watch.anchor_losses = losses.new
+        state.average.clear()  # l. 10
+        adapt_cycle_length(state, outcome, self.param_groups[0].get("momentum", 0.0))
+        self._report(state, outcome, losses, pair)
+
+    def _may_step(self, state: State, size: float) -> bool:
+        """Is the gradient finite, and is there one at all?"""
+        c = state.counters
+        if math.isfinite(size):
+            c.nonfinite_in_row = 0
+            # torch.distributed.checkpoint makes state by a call without gradient and lr; it must leave no trace.
+            return size > 0.0 or self._moves()
+        if self._method.on_nonfinite == "raise":
+            raise FloatingPointError("the gradient holds inf or nan; nothing was changed (on_nonfinite='raise')")
+        c.nonfinite += 1  # D9
+        c.nonfinite_in_row += 1
+        if not state.weights_are_finite() or c.nonfinite_in_row >= NONFINITE_PATIENCE:  # D13
+            if not math.isfinite(size_of(state.anchor, state.flat.reduce)):
+                raise FloatingPointError(
+                    "neither the weights nor the point to return to are finite: load good weights, then call "
+                    "opt.reset_history()"
+                )
+            return_to_anchor(state, self._method.judge.lost(c, len(state.pairs)))
+            self._report(state, Outcome.REJECTED, Losses(), NO_PAIR)
+        return False
+
+    # ------------------------------------------------------------------ before a step
+
+    def _evaluate(self, closure: Callable[[], T] | None) -> tuple[T | None, Rerun | None]:
+        """Run the closure, if there is one; and it again, for a curvature that compares gradients of one batch."""
+        if closure is None:
+            return None, None
+        rerun = None
+        if self._method.curvature.needs_closure:
+            rerun = Rerun(closure, {p.device for p in self._parameters()})
+        with torch.enable_grad():
+            return closure(), rerun
+
+    def _parameters(self) -> list[Tensor]:
+        """All parameters, frozen ones too, in the order of the groups."""
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def _moves(self) -> bool:
+        """Has any group a step size? That call of torch.distributed.checkpoint has none, and no closure either."""
+        return any(bool(group["lr"] != 0) for group in self.param_groups)
+
+    def _note_no_gradient(self, params: list[Tensor]) -> None:
+        self._idle_steps += 1
+        if not params:
+            self._notices.say(
+                "no parameter requires a gradient, so nothing is trained: unfreeze what should be (requires_grad_())"
+            )
+        elif self._idle_steps == IDLE_WARNING:
+            self._notices.say(
+                f"no parameter had a gradient in {IDLE_WARNING} steps in a row, so nothing is trained: are these the "
+                "parameters of the model that is? fully_shard and load_state_dict(assign=True) put others in their "
+                "place; make the optimizer afterwards"
+            )
+
+    def _state_for_step(self, params: list[Tensor], rerun: Rerun | None) -> State:
+        self._idle_steps = 0
+        check_scheduled(self.param_groups)
+        if self._method.curvature.needs_closure and rerun is None and self._moves():
+            raise RuntimeError(
+                f"{type(self).__name__} compares two gradients of the same batch and so needs a closure that it can "
+                "run twice: opt.step(closure), where the closure calls zero_grad() and backward() and returns the loss"
+            )
+        state = self._state_of(params)
+        if state.counters.steps == 0 and state.counters.cycles == 0:
+            state.restart()  # the weights may have changed since it was made
+        if isinstance(state.curvature, GradientDifference):
+            state.curvature.rerun = rerun
+        if state.momentum is None and any_momentum(self.param_groups):
+            state.make_momentum()
+            self._show_state()
+        return state
+
+    def _state_of(self, params: list[Tensor]) -> State:
+        """The state for these parameters; made anew when they have changed."""
+        old = self._state
+        if old is not None and old.flat.covers(params):
+            return old
+        if old is None:
+            flat = flat_for(self._method, params)
+            self._state = new_state(self._method, flat, momentum=any_momentum(self.param_groups))
+        else:
+            warn(
+                f"the trainable parameters changed (from {len(old.flat.params)} tensors on {old.flat.device} to "
+                f"{len(params)} on {params[0].device}): the curvature history restarts; H0 keeps what it knows "
+                "of those that stay"
+            )
+            self._state = moved(old, params)
+            self._watch.anchor_losses = None
+        self._show_state()
+        return self._state
+
+    # ------------------------------------------------------------------ telling
+
+    def _report(self, state: State, outcome: Outcome, losses: Losses, pair: Products) -> None:
+        """Count the cycle, and tell whoever wants to know of it."""
+        c, (ss, sy, yy) = state.counters, pair
+        c.count(outcome)
+        if c.unstored_in_row >= UNSTORED_WARNING:
+            self._notices.say(
+                f"{UNSTORED_WARNING} cycles in a row stored no curvature pair, so only H0 is at work: "
+                "print(opt.explain()) says why, and what to change"
+            )
+        sign = -1.0 if self._method.maximize else 1.0
+        f_new, f_old = (None if found is None else sign * mean_loss(found) for found in (losses.new, losses.old))
+        examples = None if losses.new is None else losses.new.numel() if losses.new.dim() else 0
+        event = CycleEvent(
+            c.steps, c.cycles, outcome, f_new, f_old, ss, sy, yy, len(state.pairs), c.step_multiplier, examples,
+            state.cycle_length, c.stored, c.skipped, c.rejected, c.nonfinite,
+        )  # fmt: skip
+        self._recent.append(event)
+        for callback in self._method.on_cycle:  # the user's code: the cycle is complete before it
+            callback(event)
+
+    @property
+    def _counters(self) -> Counters:
+        return self._state.counters if self._state is not None else Counters()
+
+    @property
+    def stats(self) -> Stats:
+        """Totals so far."""
+        c, state = self._counters, self._state
+        pairs, length = (0, self._method.cycle_length) if state is None else (len(state.pairs), state.cycle_length)
+        return Stats(c.steps, c.cycles, c.stored, c.skipped, c.rejected, c.nonfinite, pairs, c.step_multiplier, length)
+
+    @property
+    def last_cycle(self) -> CycleEvent | None:
+        """How the last cycle ended; ``None`` before the first, and after a state was loaded."""
+        return self._recent[-1] if self._recent else None
+
+    def state_size(self) -> int:
+        """Bytes of history and work space of this process, known before the first step."""
+        params, _ = trained(self.param_groups)
+        if self._state is None and not params:
+            return 0
+        flat = self._state.flat if self._state is not None else flat_for(self._method, params)
+        accepted = self._state is not None and self._state.accepted is not None
+        return size_of_state(flat, self._method, momentum=self._has_momentum, accepted=accepted).total
+
+    @property
+    def _has_momentum(self) -> bool:
+        return any_momentum(self.param_groups) or (self._state is not None and self._state.momentum is not None)
+
+    def explain(self) -> Explanation:
+        """What happened in the last cycles, in plain words, and what to change: ``print(opt.explain())``.
+
+        It knows the last 40 cycles, and the totals. Of the cycles before a state was loaded the totals alone are known.
+        """
+        from adaqn.explain.explanation import explain
+        from adaqn.explain.record import record_of
+
+        return explain(record_of(self))
+
+    # ------------------------------------------------------------------ what a user may do between steps
+
+    @property
+    def monitor(self) -> MonitorFunction | None:
+        """The monitored loss, a function without arguments; assigning one forgets the loss at the anchor (D7).
+
+        A :class:`adaqn.RotatingMonitor` that has not moved yet takes up where the one before it was: frameworks load
+        the state first and build the monitor afterwards.
+        """
+        return self._watch.monitor
+
+    @monitor.setter
+    def monitor(self, monitor: MonitorFunction | None) -> None:
+        if isinstance(monitor, RotatingMonitor) and monitor.position == 0 and self._state is not None:
+            monitor.position = self._state.counters.monitor_position
+        self._watch.use(monitor)
+        if self._state is not None:
+            self._state.counters.set_best(None)
+
+    @property
+    def scaling(self) -> Scaling:
+        """H0, with what it has learnt."""
+        return self._state.scaling if self._state is not None else self._method.scaling
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The last accepted average in place of the weights, for evaluation.
+
+        Allocates one extra vector on first use. Until a cycle has been accepted, and at the first use right after a
+        skipped pair, these are the weights as they are.
+        """
+        if self._averaging:
+            raise RuntimeError("averaged() was entered twice: leave the first block before the second")
+        if self._state is None or not self._state.counters.started:
+            yield
+            return
+        self._averaging = True
+        try:
+            average = self._state.keep_accepted()
+            self._show_state()
+            with self._watch.placed(self._state, average):
+                yield
+        finally:
+            self._averaging = False
+
+    def _refuse_while_averaging(self, what: str) -> None:
+        if self._averaging:
+            raise RuntimeError(f"{what} was called inside averaged(): leave the block first")
+
+    @torch.no_grad()
+    def reset_history(self) -> None:
+        """Start a new history after the weights were changed from outside; H0 and the totals stay."""
+        self._refuse_while_averaging("reset_history()")
+        if self._state is not None:
+            self._state.restart()
+            self._watch.anchor_losses = None
+
+    @torch.no_grad()
+    def warm_start(self, source: Optimizer | dict[str, Any]) -> None:
+        """Begin with the second moments of torch's Adagrad, RMSprop or Adam (an optimizer or its state_dict).
+
+        An optimizer's parameters are found by identity, those of a state_dict by their order.
+        """
+        check_source(source, self._method.scaling)
+        everything = self._parameters()
+        states = dict(zip(map(id, everything), source_states(source, everything), strict=True))
+        params, _ = trained(self.param_groups)
+        if not params:
+            raise ValueError("no parameter requires a gradient: unfreeze what should be trained first")
+        state = self._state_of(params)
+        name = next(iter(state.scaling.vector_names), None)
+        views = state.flat.views(state.scaling.vectors[name]) if name else []
+        fill_scaling(state.scaling, views, [states[id(p)] for p in state.flat.params], state.flat)
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Also in mid-training: the curvature history then restarts at the next step, and says so."""
+        check_group({**self.defaults, **param_group}, self.defaults)
+        super().add_param_group(param_group)
+        everything = self._parameters()
+        try:
+            check_one_device(everything)
+            if isinstance(self._method.curvature, ModelCurvature):
+                self._method.curvature.check(everything)
+        except ValueError:
+            self.param_groups.pop()
+            raise
+
+    # ------------------------------------------------------------------ saving and loading
+
+    def _show_state(self) -> None:
+        """``self.state`` holds views of the flat buffers for each trained parameter, and what others put there."""
+        checkpoint.show(self.state, self._state, saved=False)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that is needed to resume bit-for-bit, also in mid-cycle."""
+        if self._state is None:
+            return super().state_dict()
+        checkpoint.show(self.state, self._state, saved=True)
+        try:
+            return super().state_dict()
+        finally:
+            self._show_state()
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over a saved state; if it does not fit, one error and nothing is changed."""
+        loaded: list[State | None] = []
+
+        def take(_: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+            state, rest = checkpoint.taken(saved, self._method, self.param_groups, self.defaults)
+            loaded.append(state)
+            return rest
+
+        def place(_: Optimizer) -> None:
+            self._state = loaded[0]
+            self._watch.anchor_losses = None
+            self._recent.clear()
+            if self._state is not None:
+                self._watch.take_turn_of(self._state)
+            self._show_state()
+
+        with checkpoint.around_torchs_loading(self, take, place):
+            super().load_state_dict(state_dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # torch's own leaves out whatever a subclass adds; what schedulers patch in must stay out.
+        own = ("_method", "_state", "_watch", "_notices", "_idle_steps", "_recent")
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in own}, "_averaging": False}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "_state" in state:  # a copy, not the loading of a state_dict
+            self._show_state()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise attribute_error(self, name)

@@ -1,0 +1,135 @@
+"""Names of 0.1 that are gone, and what to write instead.
+
+The laboratory still calls options by these flat names: its configurations and results outlive the signature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from adaqn.core.curvature import AccumulatedFisher
+from adaqn.core.scaling_names import SCALINGS
+from adaqn.optim.settings import PRESETS, PairOptions, RejectOptions, StorageOptions, given
+
+PLACES: dict[str, tuple[str, str]] = {
+    "memory_size": ("pairs", "memory_size"),
+    "fisher_size": ("pairs", "fisher_size"),
+    "curvature": ("pairs", "curvature"),
+    "curvature_test": ("pairs", "test"),
+    "curvature_eps": ("pairs", "eps"),
+    "damping": ("pairs", "damping"),
+    "anchor_patience": ("pairs", "anchor_patience"),
+    "direction": ("pairs", "direction"),
+    "acceptance": ("reject", "test"),
+    "reject_factor": ("reject", "factor"),
+    "paired_level": ("reject", "level"),
+    "reject_window": ("reject", "window"),
+    "reject_patience": ("reject", "patience"),
+    "momentum_on_reject": ("reject", "reset_momentum"),
+    "reset_scaling_on_reject": ("reject", "reset_scaling"),
+    "history_dtype": ("storage", "history_dtype"),
+    "fisher_dtype": ("storage", "fisher_dtype"),
+    "fisher_device": ("storage", "fisher_device"),
+    "master_weights": ("storage", "master_weights"),
+    "shard_history": ("storage", "shard_history"),
+}
+"""Flat name → (argument, field)."""
+_KINDS = {"pairs": PairOptions, "reject": RejectOptions, "storage": StorageOptions}
+_NEVER = ("anchor_patience", "reject_patience")
+"""``None`` was never, which now is 0."""
+FLAT = (*PLACES, "scaling_eps", "fisher_batch_size", "min_cycle_length", "max_cycle_length")
+"""All of them."""
+_ATTRIBUTES = {
+    "options": "opt.scaling is H0, opt.monitor the monitor, opt.stats the totals; the rest is not public",
+    "recent": "opt.last_cycle is the last event; on_cycle=events.append keeps them all",
+    "finish_cycle": "it is not public: cycles end by themselves",
+}
+
+
+def check_removed(method: str, given: Mapping[str, Any]) -> None:
+    """An error for arguments that are not there: what to write instead, for those that once were."""
+    for name, value in given.items():
+        raise TypeError(f"{method} has no argument {name!r}" + (f": {_instead(name, value)}" if name in FLAT else ""))
+
+
+def _instead(name: str, value: Any) -> str:
+    if name == "scaling_eps":
+        return f"write scaling=adaqn.Adagrad(eps={value!r}), or adaqn.RMSProp, adaqn.Adam or adaqn.Kronecker with it"
+    if name == "fisher_batch_size":
+        return f"write pairs=adaqn.PairOptions(curvature=adaqn.AccumulatedFisher(size, batch_size={value!r}))"
+    if name in ("min_cycle_length", "max_cycle_length"):
+        return "write cycle_length=(shortest, longest)"
+    place, field = PLACES[name]
+    if name == "acceptance":
+        return f"write reject={_value(name, value)!r}"
+    return f"write {place}=adaqn.{_KINDS[place].__name__}({field}={_value(name, value)!r})"
+
+
+def _value(name: str, value: Any) -> Any:
+    if name in _NEVER and value is None:
+        return 0
+    if name == "acceptance" and value == "auto":
+        return "paired"
+    return {"reset": True, "keep": False}.get(value, value) if name == "momentum_on_reject" else value
+
+
+def attribute_error(optimizer: object, name: str) -> AttributeError:
+    """For an attribute that is not there."""
+    message = f"{type(optimizer).__name__!r} object has no attribute {name!r}"
+    return AttributeError(f"{message}: {_ATTRIBUTES[name]}" if name in _ATTRIBUTES else message)
+
+
+def from_flat(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of today's optimizers from flat names; what is not among them is passed on.
+
+    >>> from_flat({"preset": "paper", "memory_size": 3, "acceptance": "auto"})["pairs"].memory_size
+    3
+    """
+    arguments: dict[str, Any] = {name: value for name, value in options.items() if name not in FLAT}
+    for place, kind in _KINDS.items():
+        chosen = {
+            PLACES[name][1]: _value(name, value)
+            for name, value in options.items()
+            if PLACES.get(name, ("", ""))[0] == place
+        }
+        if chosen:
+            arguments[place] = kind(**chosen)
+    if options.get("scaling_eps") is not None:
+        arguments["scaling"] = _scaling_with(options.get("scaling"), options.get("preset"), options["scaling_eps"])
+    if options.get("fisher_batch_size") is not None:
+        pairs = arguments.get("pairs", PairOptions())
+        size = given(pairs.fisher_size or PRESETS[options.get("preset", "default")].pairs.fisher_size)
+        known = {field.name: getattr(pairs, field.name) for field in fields(pairs)}
+        fisher = AccumulatedFisher(size, batch_size=options["fisher_batch_size"])
+        arguments["pairs"] = PairOptions(**{**known, "curvature": fisher})
+    if options.get("cycle_length") == "auto":
+        bounds = options.get("min_cycle_length", 2), options.get("max_cycle_length", 20)
+        arguments["cycle_length"] = bounds
+    return arguments
+
+
+def _scaling_with(scaling: Any, preset: Any, eps: float) -> Any:
+    name = PRESETS[preset or "default"].scaling if scaling is None else scaling
+    if name not in ("adagrad", "rmsprop", "adam", "kronecker"):
+        raise ValueError(f"scaling_eps={eps} has no meaning with scaling={name!r}: leave it out")
+    return SCALINGS[name](eps=eps)  # type: ignore[call-arg]
+
+
+def flat_preset(name: str) -> dict[str, Any]:
+    """A preset by flat names, as 0.1 wrote it."""
+    p = PRESETS[name]
+    return {
+        "lr": p.lr,
+        "scaling": p.scaling,
+        "momentum": p.momentum,
+        "nesterov": p.nesterov,
+        "cycle_length": p.cycle_length,
+        "memory_size": p.pairs.memory_size,
+        "fisher_size": p.pairs.fisher_size,
+        "damping": p.pairs.damping,
+        "curvature_test": p.pairs.test,
+        "acceptance": p.reject.test,
+        "reject_window": p.reject.window,
+    }

@@ -1,0 +1,180 @@
+"""What belongs together among the options of :class:`adaqn.AdaQN`, and the presets.
+
+In all of these ``None`` means "not given": the preset decides. 0 means never, or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
+from typing import Any, Literal, TypeVar
+
+import torch
+
+from adaqn.core.acceptance import RejectTest
+from adaqn.core.curvature import Curvature
+from adaqn.core.direction import Direction
+from adaqn.core.pairs import CurvatureTest
+from adaqn.core.scaling import Scaling
+
+PresetName = Literal["default", "kronecker", "modern", "paper"]
+ScalingName = Literal["identity", "barzilai_borwein", "adagrad", "rmsprop", "adam", "kronecker"]
+RejectName = Literal["paired", "factor", "relative", "none"]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class PairOptions:
+    """Which curvature pairs are kept, and how they are tested and repaired.
+
+    >>> from adaqn import AdaQN, PairOptions
+    >>> w = torch.nn.Parameter(torch.ones(3))
+    >>> opt = AdaQN([w], reject="none", pairs=PairOptions(memory_size=5, fisher_size=20))
+    """
+
+    memory_size: int | None = None
+    """Pairs kept, the paper's m_L."""
+    fisher_size: int | None = None
+    """Gradients kept for the accumulated Fisher matrix, the paper's m_F."""
+    curvature: Literal["accumulated_fisher"] | Curvature | None = None
+    """Where y comes from. An :class:`adaqn.EmpiricalFisher` needs no gradients in memory; an
+    ``AccumulatedFisher(size, batch_size=B)`` divides as in the paper's equation instead of its line 18 (D4)."""
+    test: Literal["absolute", "scale_free", "positive"] | CurvatureTest | None = None
+    """Which pairs are stored: ``"absolute"`` (the paper's s·y > ε s·s), ``"scale_free"`` (s·y > ε‖s‖‖y‖),
+    ``"positive"`` (s·y > 0), or a function ``(ss, sy, yy, eps) -> bool``."""
+    eps: float | None = None
+    """ε of that test."""
+    damping: float | None = None
+    """y is mixed with H0⁻¹s until s·y is at least this share of s·H0⁻¹s. 0 is none, the paper's."""
+    anchor_patience: int | None = None
+    """Consecutive skips after which the anchor moves anyway (D6). 0 is never."""
+    direction: Literal["gram", "two_loop"] | Direction | None = None
+    """How H·g is computed: ``"gram"``, or ``"two_loop"`` as printed, which is slower. The numbers are the same."""
+
+
+@dataclass(frozen=True)
+class RejectOptions:
+    """When a cycle is rejected, and what a rejection does.
+
+    >>> from adaqn import AdaQN, Monitor, RejectOptions
+    >>> model, loss_fn = torch.nn.Linear(3, 1), torch.nn.MSELoss()
+    >>> monitor = Monitor(model, loss_fn, (torch.randn(8, 3), torch.randn(8, 1)))
+    >>> opt = AdaQN(model.parameters(), monitor=monitor, reject=RejectOptions("factor", factor=1.05))
+    """
+
+    test: RejectName | RejectTest | None = None
+    """``"factor"`` (the mean loss grew by more than ``factor``), ``"relative"`` (the same in the paper's other form,
+    D12), ``"paired"`` (it grew by more than ``level`` standard errors of the paired differences of per-example losses;
+    the factor test where the monitor returns a scalar), ``"none"``, or a function ``(new, old) -> rejected`` of the
+    losses at both points. These are to be made small, and are negated if ``maximize``."""
+    factor: float | None = None
+    """γ, by how much the monitored loss may grow."""
+    level: float | None = None
+    """Standard errors of the paired test."""
+    window: int | None = None
+    """A rejection within so many cycles of another one halves the steps, and the first cycle is judged too, against
+    the weights before it (D15). 0 is ``patience``'s rule instead."""
+    patience: int | None = None
+    """Consecutive rejections with an empty memory after which the steps are halved (D11). 0 is never."""
+    reset_momentum: bool | None = None
+    """Does a rejection forget the averaged gradient?"""
+    reset_scaling: bool | None = None
+    """Does a rejection forget what H0 has learnt (D3)?"""
+
+
+@dataclass(frozen=True)
+class StorageOptions:
+    """How wide the history is, and where it lies. ``None`` follows the parameters."""
+
+    history_dtype: torch.dtype | None = None
+    """Of the pairs; ``torch.bfloat16`` halves their memory."""
+    fisher_dtype: torch.dtype | None = None
+    """Of the gradients in F̃."""
+    fisher_device: torch.device | str | None = None
+    """Where F̃ lies, for instance ``"cpu"``."""
+    master_weights: bool = False
+    """Keep float32 copies of bfloat16 or float16 parameters, and step on those. After changing the weights yourself
+    call ``reset_history()``: the copies would undo the change."""
+    shard_history: bool = False
+    """With DDP, keep a share of the history in each process (``docs/distributed.md``)."""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """All that a preset decides; here the paper's.
+
+    >>> PRESETS["modern"].pairs.memory_size
+    3
+    """
+
+    lr: float = 1e-2
+    scaling: ScalingName | Scaling = "adagrad"
+    momentum: float = 0.0
+    nesterov: bool = False
+    cycle_length: int | Literal["auto"] | tuple[int, int] = 5
+    pairs: PairOptions = PairOptions(
+        memory_size=10,
+        fisher_size=100,
+        curvature="accumulated_fisher",
+        test="absolute",
+        eps=1e-4,
+        damping=0.0,
+        anchor_patience=20,
+        direction="gram",
+    )
+    reject: RejectOptions = RejectOptions(
+        "factor", factor=1.01, level=3.0, window=0, patience=3, reset_momentum=True, reset_scaling=False
+    )
+
+
+PAPER = Preset()
+MODERN = Preset(
+    lr=3e-3,
+    scaling="adam",
+    momentum=0.9,
+    nesterov=True,
+    pairs=replace(PAPER.pairs, memory_size=3, fisher_size=50, damping=0.5, test="scale_free"),
+    reject=replace(PAPER.reject, test="paired", window=10),
+)
+KRONECKER = replace(MODERN, scaling="kronecker")
+DEFAULT = KRONECKER
+
+PRESETS: Mapping[str, Preset] = MappingProxyType(
+    {"default": DEFAULT, "paper": PAPER, "modern": MODERN, "kronecker": KRONECKER}
+)
+"""Every preset by its name; ``"default"`` is one of the others."""
+
+
+def preset_with(
+    preset: str, pairs: PairOptions | None, reject: RejectName | RejectTest | RejectOptions | None, **given: Any
+) -> Preset:
+    """The preset of that name, with what was given in place of its own.
+
+    >>> preset_with("modern", PairOptions(memory_size=5), None, momentum=None).pairs.memory_size
+    5
+    """
+    if preset not in PRESETS:
+        raise ValueError(f"preset must be one of {sorted(PRESETS)}, got {preset!r}")
+    usual = PRESETS[preset]
+    if pairs is not None and not isinstance(pairs, PairOptions):
+        raise TypeError(f"pairs must be an adaqn.PairOptions, such as PairOptions(memory_size=5); got {pairs!r}")
+    if reject is not None and not isinstance(reject, RejectOptions):
+        reject = RejectOptions(test=reject)
+    return replace(
+        _over(usual, given),
+        pairs=usual.pairs if pairs is None else _over(usual.pairs, vars(pairs)),
+        reject=usual.reject if reject is None else _over(usual.reject, vars(reject)),
+    )
+
+
+def given(value: T | None) -> T:
+    """A field after a preset has filled in what was not given."""
+    assert value is not None
+    return value
+
+
+def _over(usual: T, given: Mapping[str, Any]) -> T:
+    known = {field.name for field in fields(usual)}  # type: ignore[arg-type]
+    changes = {name: value for name, value in given.items() if name in known and value is not None}
+    return replace(usual, **changes)  # type: ignore[type-var]
