@@ -6,13 +6,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from adaqn import AdaQN
+from adaqn import OLBFGS, RES, AdaQN, Kronecker, PairOptions, QuasiNewton, Scaling, SdLBFGS
 from adaqn.core.eigenbasis import matrix_shape
 from adaqn.core.history import Pairs
-from adaqn.core.kronecker import Kronecker
-from adaqn.core.scaling import Scaling
-from adaqn.optim.gradient_difference import GradientDifference
-from adaqn.optim.quasi_newton import QuasiNewton
+
+SMALL = PairOptions(memory_size=4, fisher_size=7)
+"""A memory that is soon full."""
+NO_PAIRS = PairOptions(eps=1e9, anchor_patience=0)
+"""No pair is ever stored, and the anchor stays."""
 
 
 def dense_bfgs(S: list[Tensor], Y: list[Tensor], H0: Tensor) -> Tensor:
@@ -93,12 +94,12 @@ def as_printed(params, **options) -> AdaQN:
 
 def quiet(params, **options) -> AdaQN:
     """The same, needs no monitor and never says so."""
-    return as_printed(params, **{"lr": 0.05, "acceptance": "none", **options})
+    return as_printed(params, **{"lr": 0.05, "reject": "none", **options})
 
 
 def take_step(opt: QuasiNewton, fill: Callable[[], None]) -> None:
     """One step of a method that may compare gradients; ``fill`` sets them at the point where the weights are."""
-    if isinstance(opt, QuasiNewton) and isinstance(opt.options.curvature, GradientDifference):
+    if isinstance(opt, OLBFGS | RES | SdLBFGS):
         opt.step(fill)
     else:
         fill()
@@ -116,7 +117,7 @@ def run(opt: QuasiNewton, model: Vector, problem: NoisyValley, steps: range) -> 
 
 def with_history(model: Vector, problem: NoisyValley, steps: int = 23, **options) -> AdaQN:
     """An optimizer in mid-training: several pairs stored, in the middle of a cycle."""
-    opt = quiet(model.parameters(), **{"cycle_length": 3, "memory_size": 4, "fisher_size": 7, **options})
+    opt = quiet(model.parameters(), **{"cycle_length": 3, "pairs": SMALL, **options})
     run(opt, model, problem, range(steps))
     assert opt.stats.pairs > 0
     return opt

@@ -82,7 +82,7 @@ def test_commands_in_the_documentation_are_understood(line):
 
 
 def test_the_page_about_the_algorithm_quotes_code_that_is_there():
-    reference, fast = "".join(sources(".")), "".join(sources("core", "optim"))
+    reference, fast = "".join(sources(".")), "".join(sources("core", "optim", "parameters", "evaluation"))
     rows = re.findall(r"^\| \d+ \|.*$", (ROOT / "docs" / "algorithm.md").read_text(encoding="utf-8"), flags=re.M)
     assert len(rows) == 30
     for row in rows:
@@ -94,7 +94,7 @@ def test_the_page_about_the_algorithm_quotes_code_that_is_there():
 def test_the_messages_on_the_troubleshooting_page_are_those_of_the_code():
     said = [
         node.value
-        for source in sources("optim")
+        for source in sources("core", "optim", "parameters", "evaluation")
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     ]

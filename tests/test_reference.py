@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaqn import Outcome
+from adaqn import AccumulatedFisher, Adagrad, Outcome, PairOptions, RejectOptions
 from adaqn.reference import adaqn
 from oracles import NoisyValley, Vector, as_printed
 
@@ -29,6 +29,17 @@ class Rotating(Judge):
         self.shift = 0.05 - self.shift
 
 
+def ours(direction, *, lr=None, L=None, eps=1e-4, m_L=None, m_F=100, batch_size=1, **numbers):
+    """The reference's options as the optimizer's; what the reference calls ``None`` is 0 there."""
+    given = {name: value or 0 for name, value in numbers.items()}
+    pairs = PairOptions(
+        memory_size=m_L, curvature=AccumulatedFisher(m_F, batch_size=batch_size), eps=eps, direction=direction,
+        anchor_patience=given.get("anchor_patience"),
+    )  # fmt: skip
+    reject = RejectOptions(factor=given.get("gamma"), patience=given.get("reject_patience"))
+    return {"lr": lr, "cycle_length": L, "scaling": Adagrad(eps=eps), "pairs": pairs, "reject": reject}
+
+
 def both_paths(steps, *, bad=(), judge=Judge, reference=None, direction="gram", problem=None, **options):
     """(reference path, optimizer path, outcomes of each, optimizer) for the same gradients."""
     problem = problem or NoisyValley()
@@ -40,16 +51,9 @@ def both_paths(steps, *, bad=(), judge=Judge, reference=None, direction="gram", 
     run = adaqn(problem.w0, gradient, judge(problem), **{**options, **(reference or {})})
     iterates = list(itertools.islice(run, steps))
 
-    model, events, names = Vector(problem.w0), [], {"L": "cycle_length", "m_L": "memory_size", "m_F": "fisher_size"}
-    ours = {names.get(key, key): value for key, value in options.items()}
-    if "eps" in ours:
-        ours["curvature_eps"] = ours["scaling_eps"] = ours.pop("eps")
-    if "gamma" in ours:
-        ours["reject_factor"] = ours.pop("gamma")
-    if "batch_size" in ours:
-        ours["fisher_batch_size"] = ours.pop("batch_size")
+    model, events = Vector(problem.w0), []
     opt = as_printed(
-        model.parameters(), monitor=judge(problem, model), direction=direction, on_cycle=events.append, **ours
+        model.parameters(), monitor=judge(problem, model), on_cycle=events.append, **ours(direction, **options)
     )
     path = []
     for k in range(steps):

@@ -12,7 +12,7 @@ from adaqn import Outcome
 from adaqn.core.acceptance import FactorTest, PairedTest, halves_step
 from adaqn.core.cycle import cosine_of_newest, next_cycle_length, noise_cosine, signal_share
 from adaqn.core.momentum import Momentum
-from adaqn.core.runs import runs
+from adaqn.core.scaling import runs
 from oracles import empty_pairs
 
 

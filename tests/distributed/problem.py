@@ -8,20 +8,23 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from adaqn import AdaQN, Monitor
+from adaqn import AdaQN, Monitor, PairOptions, RejectOptions, StorageOptions
 
 BATCH, MONITORED = 16, 64
 OPTIONS = {
     "paper": {
-        "preset": "paper", "lr": 0.3, "memory_size": 4, "fisher_size": 7, "cycle_length": 3, "curvature_eps": 1e-2,
+        "preset": "paper", "lr": 0.3, "cycle_length": 3, "pairs": PairOptions(memory_size=4, fisher_size=7, eps=1e-2),
     },
     "modern": {
-        "preset": "modern", "lr": 0.2, "fisher_size": 7, "cycle_length": "auto", "max_cycle_length": 4,
-        "paired_level": 1.0, "curvature_eps": 0.7,
+        "preset": "modern", "lr": 0.2, "cycle_length": (2, 4), "pairs": PairOptions(fisher_size=7, eps=0.7),
+        "reject": RejectOptions(level=1.0),
     },
-    "kronecker": {"preset": "kronecker", "lr": 0.1, "fisher_size": 7, "cycle_length": 3, "curvature_eps": 0.6},
+    "kronecker": {
+        "preset": "kronecker", "lr": 0.1, "cycle_length": 3, "pairs": PairOptions(fisher_size=7, eps=0.6),
+    },
 }  # fmt: skip
 """Step sizes and tests such that cycles are stored, skipped and rejected."""
+SHARDED = StorageOptions(shard_history=True)
 
 
 def model(dtype=torch.float64):
@@ -94,11 +97,11 @@ def wrapped(net, kind):
     return net
 
 
-def outcomes(kind, name, steps=200, shard_history=False):
+def outcomes(kind, name, steps=200, storage=None):
     """(path, statistics, how each cycle ended), with gradients that are not finite on the way."""
     events = []
     net = wrapped(model(), kind)
-    opt = monitored(net, net.parameters(), name, on_cycle=events.append, shard_history=shard_history)
+    opt = monitored(net, net.parameters(), name, on_cycle=events.append, storage=storage)
     path = train(net, opt, steps, poisoned=(20, 21))
     return path, opt.stats, [(event.outcome.value, event.step) for event in events]
 

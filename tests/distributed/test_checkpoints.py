@@ -17,7 +17,13 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 
+from adaqn import PairOptions
+from inside import number
+
 SAVED, GOING_ON = 23, 12
+SHARDED = {"storage": problem.SHARDED}
+SHARDED_KRONECKER = {**SHARDED, "preset": "kronecker"}
+STRICT = {"pairs": PairOptions(fisher_size=7, eps=0.95)}
 
 
 def made(kind, **options):
@@ -61,12 +67,12 @@ def run(count, function, kind, folder, options):
         ((4, "fsdp"), (2, "fsdp"), {}),
         ((2, "ddp"), (0, None), {}),
         ((0, None), (2, "ddp"), {}),
-        ((2, "ddp"), (2, "ddp"), {"shard_history": True}),
-        ((2, "ddp"), (0, None), {"shard_history": True}),
-        ((0, None), (2, "ddp"), {"shard_history": True}),
-        ((4, "ddp"), (2, "ddp"), {"shard_history": True}),
-        ((2, "ddp"), (0, None), {"shard_history": True, "preset": "kronecker"}),
-        ((2, "ddp"), (2, "ddp"), {"shard_history": True, "preset": "kronecker"}),
+        ((2, "ddp"), (2, "ddp"), SHARDED),
+        ((2, "ddp"), (0, None), SHARDED),
+        ((0, None), (2, "ddp"), SHARDED),
+        ((4, "ddp"), (2, "ddp"), SHARDED),
+        ((2, "ddp"), (0, None), SHARDED_KRONECKER),
+        ((2, "ddp"), (2, "ddp"), SHARDED_KRONECKER),
     ],
     ids=str,
 )
@@ -96,7 +102,7 @@ def full_state(kind, options):
     return shape, torch.equal(problem.train(other_net, other, GOING_ON, start=SAVED), expected)
 
 
-@pytest.mark.parametrize("kind, options", [("fsdp", {}), ("ddp", {}), ("ddp", {"shard_history": True})], ids=str)
+@pytest.mark.parametrize("kind, options", [("fsdp", {}), ("ddp", {}), ("ddp", SHARDED)], ids=str)
 def test_the_whole_state_in_and_out(kind, options):
     shape = (3, 45) if options else (3, 9, 5)
     assert run_processes(2, full_state, kind, options) == [(shape, True)] * 2
@@ -113,7 +119,7 @@ def initial_step(kind, options):
     return torch.equal(*paths)
 
 
-@pytest.mark.parametrize("kind, options", [("fsdp", {}), ("ddp", {"shard_history": True})], ids=str)
+@pytest.mark.parametrize("kind, options", [("fsdp", {}), ("ddp", SHARDED)], ids=str)
 def test_the_initial_step_of_distributed_checkpoint_leaves_no_trace(kind, options):
     assert run_processes(2, initial_step, kind, options) == [True, True]
 
@@ -136,7 +142,7 @@ def broadcast_from_the_first(kind, options):
 
 @pytest.mark.parametrize(
     "kind, options",
-    [("ddp", {}), ("ddp", {"preset": "kronecker"}), ("ddp", {"shard_history": True}), ("fsdp", {})],
+    [("ddp", {}), ("ddp", {"preset": "kronecker"}), ("ddp", SHARDED), ("fsdp", {})],
     ids=str,
 )
 def test_a_state_that_only_the_first_process_has(kind, options):
@@ -153,7 +159,7 @@ def saved_in_the_background(kind, folder, options):
     return problem.train(net, opt, GOING_ON, start=SAVED), opt.stats
 
 
-@pytest.mark.parametrize("kind, options", [("fsdp", {}), ("ddp", {"shard_history": True})], ids=str)
+@pytest.mark.parametrize("kind, options", [("fsdp", {}), ("ddp", SHARDED)], ids=str)
 def test_a_checkpoint_saved_in_the_background(kind, options, tmp_path):
     (expected, _), *_ = run_processes(2, saved_in_the_background, kind, tmp_path, options)
     for path, _ in run_processes(2, load, kind, tmp_path, options):
@@ -167,7 +173,7 @@ def whole_into_slices():
     states = get_model_state_dict(net, options=whole), get_optimizer_state_dict(net, opt, options=whole)
     states = copy.deepcopy(states)
     expected = problem.train(net, opt, GOING_ON, start=SAVED)
-    net, opt = made("ddp", shard_history=True)
+    net, opt = made("ddp", **SHARDED)
     set_model_state_dict(net, states[0], options=whole)
     set_optimizer_state_dict(net, opt, states[1], options=whole)
     return expected, problem.train(net, opt, GOING_ON, start=SAVED)
@@ -180,7 +186,7 @@ def test_a_whole_state_into_sharded_history():
 
 def averaged(folder):
     """(The accepted average when saved, the one loaded by a fresh optimizer, the step that a rollback leads to)."""
-    net, opt = made("ddp", curvature_eps=0.95)
+    net, opt = made("ddp", **STRICT)
     problem.train(net, opt, 4)
     early = folder / "early"
     states = get_state_dict(net, opt)
@@ -188,13 +194,13 @@ def averaged(folder):
     with opt.averaged():
         pass
     step = 4
-    while not opt._memory.counters.skips_in_row:
+    while not number(opt, "skips_in_row"):
         problem.train(net, opt, 1, start=step)
         step += 1
     with opt.averaged():
         expected = problem.vector(net.parameters())
     dcp.save(dict(zip("mo", get_state_dict(net, opt), strict=True)), checkpoint_id=folder / "late")
-    fresh, other = made("ddp", curvature_eps=0.95)
+    fresh, other = made("ddp", **STRICT)
     state = dict(zip("mo", get_state_dict(fresh, other), strict=True))
     dcp.load(state, checkpoint_id=folder / "late")
     set_state_dict(fresh, other, model_state_dict=state["m"], optim_state_dict=state["o"])

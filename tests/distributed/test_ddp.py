@@ -1,8 +1,5 @@
 """DDP: every process takes the same branch, and the numbers are those of one process on the global batch."""
 
-import subprocess
-import sys
-
 import problem
 import pytest
 import torch
@@ -11,8 +8,7 @@ from processes import run_processes
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from adaqn import AdaQN, EmpiricalFisher, Monitor
-from limits import LIMIT
+from adaqn import AdaQN, EmpiricalFisher, Monitor, PairOptions, RejectOptions, StorageOptions
 
 
 @pytest.mark.parametrize("count, name", [(2, "paper"), (2, "modern"), (2, "kronecker"), (4, "modern")])
@@ -29,7 +25,7 @@ def pooled_verdicts():
         seen: list[torch.Tensor] = []
         w = nn.Parameter(torch.ones(3))
         monitor = None if losses is None else lambda losses=losses: losses
-        opt = AdaQN([w], 0.1, monitor=monitor, acceptance=lambda new, old, seen=seen: seen.append(new), cycle_length=1)
+        opt = AdaQN([w], 0.1, monitor=monitor, reject=lambda new, old, seen=seen: seen.append(new), cycle_length=1)
         for _ in range(2):
             w.grad = torch.ones(3)
             opt.step()
@@ -53,7 +49,7 @@ def failing_monitor():
             raise ZeroDivisionError("of no use")
         return 1.0
 
-    opt = AdaQN([w], 0.1, monitor=monitor, cycle_length=1, reject_window=0)
+    opt = AdaQN([w], 0.1, monitor=monitor, cycle_length=1, reject=RejectOptions(window=0))
     w.grad = torch.ones(3)
     try:
         opt.step()
@@ -69,7 +65,7 @@ def test_a_monitor_that_raises_in_one_process_ends_all_of_them():
 
 def gradients_not_averaged(**options):
     w = nn.Parameter(torch.ones(3))
-    opt = AdaQN([w], 0.1, acceptance="none", cycle_length=2, **options)
+    opt = AdaQN([w], 0.1, reject="none", cycle_length=2, **options)
     try:
         for _ in range(4):
             w.grad = torch.randn(3, generator=torch.Generator().manual_seed(dist.get_rank()))
@@ -93,7 +89,7 @@ def test_independent_runs_beside_each_other():
     assert run_processes(2, independent_runs) == [2, 2]
 
 
-def two_groups(**options):
+def two_groups():
     """Four processes, two of which train one model and two another."""
     groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     mine = dist.get_rank() // 2
@@ -101,7 +97,8 @@ def two_groups(**options):
     net = nn.Linear(3, 3)
     ddp = DistributedDataParallel(net, process_group=groups[mine])
     monitor = Monitor(net, nn.MSELoss(), (torch.randn(8, 3), torch.randn(8, 3)))
-    opt = AdaQN(net.parameters(), preset="modern", monitor=monitor, process_group=groups[mine], shard_history=mine == 1)
+    storage = StorageOptions(shard_history=mine == 1)
+    opt = AdaQN(net.parameters(), preset="modern", monitor=monitor, process_group=groups[mine], storage=storage)
     for _ in range(12):
         opt.zero_grad()
         ddp(torch.randn(4, 3)).square().mean().backward()
@@ -117,17 +114,12 @@ def test_groups_of_processes_beside_each_other():
     assert not torch.allclose(a, c)
 
 
-def test_who_has_one_process_does_not_wait_for_the_modules_of_many():
-    program = "import sys, adaqn; sys.exit('torch.distributed.tensor' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], timeout=LIMIT, check=False).returncode == 0
-
-
 def empirical_fisher(steps=20):
     net = problem.model()
     wrapped = problem.wrapped(net, "ddp" if dist.is_initialized() else None)
     curvature = EmpiricalFisher(net, problem.per_example, [problem.share(problem.data(-2, 32))])
     monitor = Monitor(wrapped, problem.per_example, problem.share(problem.data(-1, 64)))
-    opt = AdaQN(net.parameters(), 0.1, preset="modern", monitor=monitor, curvature=curvature)
+    opt = AdaQN(net.parameters(), 0.1, preset="modern", monitor=monitor, pairs=PairOptions(curvature=curvature))
     return problem.train(wrapped, opt, steps), opt.stats.stored
 
 

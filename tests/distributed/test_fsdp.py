@@ -9,7 +9,7 @@ from processes import run_processes
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from adaqn import AdaQN, EmpiricalFisher
+from adaqn import AdaQN, EmpiricalFisher, PairOptions, RejectOptions, StorageOptions
 
 
 @pytest.mark.parametrize("count, name", [(2, "paper"), (2, "modern"), (4, "modern")])
@@ -21,7 +21,7 @@ def test_the_numbers_are_those_of_one_process(count, name):
 
 def collectives_per_step():
     net = problem.wrapped(problem.model(), "fsdp")
-    opt = AdaQN(net.parameters(), 0.05, preset="modern", acceptance="none", cycle_length=5)
+    opt = AdaQN(net.parameters(), 0.05, preset="modern", reject="none", cycle_length=5)
     problem.train(net, opt, 22)
     assert opt.stats.pairs == 3
     x, target = problem.share(problem.data(22, problem.BATCH))
@@ -41,11 +41,10 @@ def cycles_with_and_without_a_monitor():
     found = []
     for is_monitored in (True, False):
         net = problem.wrapped(problem.model(), "fsdp")
-        opt = problem.monitored(
-            net, net.parameters(), "modern", lr=0.01, cycle_length=2, acceptance=lambda new, old: False
-        )
+        reject = (lambda new, old: False) if is_monitored else "none"
+        opt = problem.monitored(net, net.parameters(), "modern", lr=0.01, cycle_length=2, reject=reject)
         if not is_monitored:
-            opt.monitor, opt.options.acceptance = None, None
+            opt.monitor = None
         outputs = []
         for k in range(7):
             opt.zero_grad()
@@ -54,10 +53,8 @@ def cycles_with_and_without_a_monitor():
             outputs.append(output.detach())
             problem.per_example(output, target).mean().backward()
             if k == 3 and is_monitored:
-                with torch.no_grad():
-                    net(
-                        x
-                    )  # an evaluation between backward and step: whole weights stay behind, which the monitor drops
+                with torch.no_grad():  # whole weights stay behind after such an evaluation; the monitor drops them
+                    net(x)
             opt.step()
             assert all(hasattr(p, "placements") for p in net.parameters()) or not is_monitored
         found.append(torch.stack(outputs))
@@ -93,8 +90,7 @@ def grouped(kind):
         {"params": [p for p in net.parameters() if p.dim() == 2], "lr": 0.02, "weight_decay": 0.1},
         {"params": [p for p in net.parameters() if p.dim() == 1], "lr": 0.1},
     ]
-    opt = problem.monitored(net, groups, "modern", maximize=True)
-    opt.options.acceptance = None
+    opt = problem.monitored(net, groups, "modern", maximize=True, reject="none")
     return problem.train(net, opt, 30)
 
 
@@ -132,7 +128,9 @@ def test_mixed_precision_and_accumulated_gradients():
 
 def master_weights():
     net = fully_shard(problem.model(torch.bfloat16))
-    opt = problem.monitored(net, net.parameters(), "modern", lr=0.02, master_weights=True, dtype=torch.bfloat16)
+    opt = problem.monitored(
+        net, net.parameters(), "modern", lr=0.02, storage=StorageOptions(master_weights=True), dtype=torch.bfloat16
+    )
     return problem.train(net, opt, 20, dtype=torch.bfloat16), opt.state_size()
 
 
@@ -164,15 +162,16 @@ def refusals():
     plain, messages = problem.model(), []
     x, target = problem.share(problem.data(0, problem.BATCH))
     problem.per_example(net(x), target).mean().backward()
+    fisher = EmpiricalFisher(net, problem.per_example, [(x, target)])
     for options in (
         {"preset": "kronecker"},
-        {"preset": "modern", "curvature": EmpiricalFisher(net, problem.per_example, [(x, target)])},
-        {"preset": "modern", "shard_history": True},
+        {"preset": "modern", "pairs": PairOptions(curvature=fisher)},
+        {"preset": "modern", "storage": problem.SHARDED},
         {"preset": "modern", "process_group": "none"},
-        {"preset": "modern", "monitor": lambda: 1.0, "cycle_length": 1, "reject_window": 0},
+        {"preset": "modern", "monitor": lambda: 1.0, "cycle_length": 1, "reject": RejectOptions("factor", window=0)},
     ):
         try:
-            AdaQN(net.parameters(), 0.1, **{"acceptance": "factor", **options}).step()
+            AdaQN(net.parameters(), 0.1, **{"reject": "factor", **options}).step()
             messages.append("no error")
         except (ValueError, RuntimeError) as error:
             messages.append(str(error))

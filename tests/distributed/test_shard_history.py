@@ -8,18 +8,19 @@ from processes import run_processes
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from adaqn import OLBFGS, AdaQN
+import inside
+from adaqn import OLBFGS, AdaQN, StorageOptions
 
 
 @pytest.mark.parametrize("count, name", [(2, "paper"), (4, "modern"), (2, "kronecker")])
 def test_the_numbers_are_those_of_one_process(count, name):
     expected = problem.outcomes(None, name)
-    problem.assert_same_run(run_processes(count, problem.outcomes, "ddp", name, 200, True), expected)
+    problem.assert_same_run(run_processes(count, problem.outcomes, "ddp", name, 200, problem.SHARDED), expected)
 
 
 def test_one_process_has_all_of_it():
     expected = problem.outcomes(None, "modern", 60)
-    path, stats, _ = problem.outcomes(None, "modern", 60, True)
+    path, stats, _ = problem.outcomes(None, "modern", 60, problem.SHARDED)
     assert stats == expected[1]
     assert torch.allclose(path, expected[0], rtol=0.0, atol=1e-12)
 
@@ -27,7 +28,7 @@ def test_one_process_has_all_of_it():
 def sizes(**options):
     net = nn.Linear(100, 40)
     ddp = DistributedDataParallel(net)
-    opt = AdaQN(net.parameters(), 0.01, preset="modern", acceptance="none", **options)
+    opt = AdaQN(net.parameters(), 0.01, preset="modern", reject="none", **options)
     for _ in range(17):
         opt.zero_grad()
         ddp(torch.ones(3, 100)).square().mean().backward()
@@ -35,12 +36,12 @@ def sizes(**options):
     ddp(torch.ones(3, 100)).square().mean().backward()
     with counted() as calls:
         opt.step()
-    held = sum(buffer.numel() * buffer.element_size() for buffer in opt._memory.buffers.values())
+    held = sum(buffer.numel() * buffer.element_size() for buffer in inside.buffers(opt).values())
     return held, opt.state_size(), calls, opt.state[net.weight]["fisher"]
 
 
 def sharded_sizes():
-    held, size, calls, fisher = sizes(shard_history=True)
+    held, size, calls, fisher = sizes(storage=problem.SHARDED)
     return held, size, calls, tuple(fisher.shape), tuple(fisher.to_local().shape), str(fisher.placements)
 
 
@@ -65,14 +66,14 @@ def whole_h0():
     """A Kronecker H0 needs whole matrices: it is kept whole, and one more vector travels."""
     net = nn.Linear(100, 40)
     net.bias.requires_grad_(False)
-    opt = AdaQN(net.parameters(), 0.01, acceptance="none", shard_history=True, cycle_length=5)
+    opt = AdaQN(net.parameters(), 0.01, reject="none", storage=problem.SHARDED, cycle_length=5)
     announced = opt.state_size()
     for k in range(18):
         net.weight.grad = torch.randn(40, 100, generator=torch.Generator().manual_seed(k))
         with counted() as calls:
             opt.step()
-    m = opt._memory
-    held = [m.g, m.d, m.g, m.gram, m.h0.before, m.h0.after, *m.buffers.values()]  # one more while a pair is damped
+    h0, held = inside.state(opt).h0, inside.held(opt)
+    held += [h0.before, h0.after, held[0]]  # the last is one more while a pair is damped
     return announced, sum(t.numel() * t.element_size() for t in held), calls
 
 
@@ -90,7 +91,8 @@ def several_dtypes():
         nn.Parameter(torch.randn(2, 2, dtype=torch.complex64)),
         nn.Parameter(torch.randn(7, dtype=torch.float32)),
     ]
-    opt = AdaQN(params, 0.05, preset="modern", acceptance="none", shard_history=True, history_dtype=torch.bfloat16)
+    storage = StorageOptions(shard_history=True, history_dtype=torch.bfloat16)
+    opt = AdaQN(params, 0.05, preset="modern", reject="none", storage=storage)
     for k in range(20):
         for p in params:
             p.grad = p.detach() * (1.0 + 0.1 * k)
@@ -111,10 +113,10 @@ def test_any_parameters():
             assert all(torch.allclose(a, b, rtol=1e-4) for a, b in zip(ours, theirs, strict=True))
 
 
-def with_closure(shard_history):
+def with_closure(storage):
     net = problem.model()
-    ddp = DistributedDataParallel(net) if shard_history is not None else net
-    opt = OLBFGS(net.parameters(), lr=0.1, shard_history=bool(shard_history))
+    ddp = DistributedDataParallel(net) if storage is not None else net
+    opt = OLBFGS(net.parameters(), lr=0.1, storage=storage)
     for k in range(20):
         x, target = problem.share(problem.data(k, problem.BATCH))
 
@@ -126,14 +128,14 @@ def with_closure(shard_history):
     return problem.vector(net.parameters())
 
 
-@pytest.mark.parametrize("shard_history", [True, False])
-def test_a_method_that_compares_gradients(shard_history):
+@pytest.mark.parametrize("storage", [problem.SHARDED, StorageOptions()], ids=str)
+def test_a_method_that_compares_gradients(storage):
     expected = with_closure(None)
-    for weights in run_processes(2, with_closure, shard_history):
+    for weights in run_processes(2, with_closure, storage):
         assert torch.allclose(weights, expected, rtol=0.0, atol=1e-9)
 
 
 def test_what_cannot_be_shared_out_is_refused_by_name():
     turned = nn.Parameter(torch.ones(4, 3).t())
     with pytest.raises(ValueError, match="not contiguous"):
-        AdaQN([turned], preset="modern", shard_history=True).state_size()
+        AdaQN([turned], preset="modern", storage=problem.SHARDED).state_size()

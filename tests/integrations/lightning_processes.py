@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Trainer
-from test_lightning import Regression, loader
+from lightning_module import Regression, loader
 from torch import nn
 
 from adaqn.integrations.lightning import MonitorCallback

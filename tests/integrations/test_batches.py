@@ -44,11 +44,10 @@ def epoch(loader):
 
 @pytest.mark.parametrize("name", list(LOADERS))
 def test_the_order_of_the_training_data_stays_as_it_was(name):
-    expected = epoch(LOADERS[name]()) if name != "workers" else None
+    expected = epoch(LOADERS[name]())
     loader = LOADERS[name]()
     training_batch(loader, 16)
-    if expected is not None:
-        assert epoch(loader) == expected
+    assert epoch(loader) == expected
 
 
 @pytest.mark.parametrize("name", list(LOADERS))

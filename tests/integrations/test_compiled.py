@@ -63,7 +63,7 @@ def test_a_closure_may_hold_a_compiled_model():
     graphs = []
     model = nn.Linear(6, 1)
     net = torch.compile(model, backend=lambda graph, _: graphs.append(graph) or graph.forward)
-    opt = AdaQN(model.parameters(), acceptance="none")
+    opt = AdaQN(model.parameters(), reject="none")
 
     def closure():
         opt.zero_grad()

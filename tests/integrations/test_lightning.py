@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger
+from lightning_module import Regression, loader
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
-from adaqn import OLBFGS, AdaQN, Monitor
+from adaqn import OLBFGS, AdaQN, Monitor, StorageOptions
 from adaqn.integrations.lightning import MonitorCallback
 from limits import LIMIT
 
@@ -20,30 +20,6 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated",
     "ignore:The 'train_dataloader' does not have many workers",
 )
-
-
-class Regression(LightningModule):
-    def __init__(self, make=AdaQN):
-        super().__init__()
-        torch.manual_seed(1)
-        self.net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1))
-        self.make = make
-
-    def forward(self, x):
-        return self.net(x)
-
-    def training_step(self, batch):
-        x, target = batch
-        return nn.functional.mse_loss(self(x), target)
-
-    def configure_optimizers(self):
-        return self.make(self.parameters())
-
-
-def loader(**options):
-    generator = torch.Generator().manual_seed(3)
-    x = torch.randn(256, 6, generator=generator)
-    return DataLoader(TensorDataset(x, torch.sin(x.sum(1, keepdim=True))), batch_size=16, **options)
 
 
 def fit(module, callback, data=None, **options):
@@ -95,14 +71,27 @@ def test_accumulated_gradients_make_one_step():
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])
 def test_precisions(precision):
-    module = Regression(lambda params: AdaQN(params, master_weights=precision == "bf16-true"))
+    module = Regression(lambda params: AdaQN(params, storage=StorageOptions(master_weights=precision == "bf16-true")))
     opt = fit(module, MonitorCallback(nn.MSELoss()), precision=precision)
     assert opt.stats.cycles == 6
     assert weights(module).isfinite().all()
 
 
 def test_a_method_that_runs_the_closure_twice():
-    assert fit(Regression(lambda params: OLBFGS(params, lr=0.01)), MonitorCallback(nn.MSELoss())).stats.stored > 0
+    module, plain = (Regression(lambda params: OLBFGS(params, lr=0.01)) for _ in range(2))
+    opt, expected = fit(module, MonitorCallback(nn.MSELoss()), max_epochs=1), plain.configure_optimizers()
+    for batch in loader():
+
+        def closure(batch=batch):
+            expected.zero_grad()
+            loss = plain.training_step(batch)
+            loss.backward()
+            return loss
+
+        expected.step(closure)
+    assert opt.stats == expected.stats
+    assert opt.stats.stored > 0
+    assert torch.equal(weights(module), weights(plain))
 
 
 def test_statistics_and_cycles_are_logged_and_listeners_still_hear(tmp_path):

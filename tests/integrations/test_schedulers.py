@@ -1,4 +1,4 @@
-"""Every scheduler of torch.optim drives the step size, and goes on from its saved state with the same numbers."""
+"""Every scheduler of torch.optim drives the step size and the momentum, and resumes with the same numbers."""
 
 import inspect
 import io
@@ -20,8 +20,8 @@ SCHEDULERS = {
     "PolynomialLR": lambda o: lr_scheduler.PolynomialLR(o, 20),
     "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 10),
     "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 4),
-    "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 0.0, 0.1, cycle_momentum=False),
-    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=30, cycle_momentum=False),
+    "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 0.0, 0.1, step_size_up=8),
+    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=30),
     "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=1),
     "SequentialLR": lambda o: lr_scheduler.SequentialLR(
         o, [lr_scheduler.ConstantLR(o, 0.1), lr_scheduler.ExponentialLR(o, 0.9)], [3]
@@ -46,20 +46,21 @@ def test_every_scheduler_of_torch_is_in_the_table():
 
 @pytest.mark.parametrize("name", list(SCHEDULERS))
 @pytest.mark.parametrize("tensor_lr", [False, True])
-def test_schedulers_drive_the_step_size(name, tensor_lr):
+def test_schedulers_drive_the_step_size_and_the_momentum(name, tensor_lr):
     problem = NoisyValley()
     scheduled, by_hand = Vector(problem.w0), Vector(problem.w0)
     lr = torch.tensor(0.05, dtype=torch.float64) if tensor_lr else 0.05
     opt = quiet(scheduled.parameters(), lr=lr, cycle_length=3)
-    scheduler, lrs = SCHEDULERS[name](opt), []
+    scheduler, used, group = SCHEDULERS[name](opt), [], opt.param_groups[0]
     for k in range(15):
-        lrs.append(float(opt.param_groups[0]["lr"]))
+        used.append({"lr": float(group["lr"]), "momentum": float(group["momentum"])})
         run(opt, scheduled, problem, range(k, k + 1))
         advance(scheduler)
-    assert len(set(lrs)) > 1
+    assert len({values["lr"] for values in used}) > 1
+    assert (len({values["momentum"] for values in used}) > 1) == (name in ("CyclicLR", "OneCycleLR"))
     other = quiet(by_hand.parameters(), lr=0.05, cycle_length=3)
-    for k, value in enumerate(lrs):
-        other.param_groups[0]["lr"] = value
+    for k, values in enumerate(used):
+        other.param_groups[0].update(values)
         run(other, by_hand, problem, range(k, k + 1))
     torch.testing.assert_close(scheduled.vector(), by_hand.vector(), rtol=1e-10, atol=1e-12)
 
@@ -91,16 +92,3 @@ def test_a_resumed_run_has_the_same_numbers(name):
     go_on(*theirs, problem, range(7, 20))
     assert ours[1].param_groups[0]["lr"] == theirs[1].param_groups[0]["lr"]
     assert torch.equal(ours[0].vector(), theirs[0].vector())
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=30),
-        lambda o: lr_scheduler.CyclicLR(o, 0.0, 0.1),
-    ],
-)
-def test_momentum_is_not_cycled(make):
-    """docs/frameworks.md says so: the averaged gradient's β belongs to the method, not to a group."""
-    with pytest.raises(ValueError, match="cycle_momentum"):
-        make(quiet(Vector(NoisyValley().w0).parameters()))

@@ -65,7 +65,7 @@ def test_accumulation_clipping_schedule_and_weight_decay(tmp_path):
 def test_the_order_of_the_data_is_not_disturbed(tmp_path):
     nets = model(), model()
     for net, watched in zip(nets, (False, True), strict=True):
-        trainer = make(tmp_path, net, (AdaQN, {"acceptance": "none"}))
+        trainer = make(tmp_path, net, (AdaQN, {"reject": "none"}))
         if watched:
             trainer.add_callback(MonitorCallback(trainer))
         trainer.train()

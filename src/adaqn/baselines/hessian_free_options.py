@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from adaqn.core.checks import at_least_one, choose
-from adaqn.core.loading import entries_by_parameter
+from adaqn.parameters.loading import entries_by_parameter
 from adaqn.parameters.flat import check_one_device
 
 PRECONDITIONERS = {name: name for name in ("fisher", "gradient", "none")}

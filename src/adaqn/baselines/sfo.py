@@ -15,8 +15,8 @@ from adaqn.baselines.sfo_state import SFOState, planned_bytes
 from adaqn.baselines.sfo_step import grow, learn, move, rescale, retreat, skip
 from adaqn.baselines.sfo_subspace import norm
 from adaqn.core.checks import step_size
-from adaqn.core.loading import around_torchs_loading, entries_by_parameter
 from adaqn.parameters.flat import FlatParameters, trainable
+from adaqn.parameters.loading import around_torchs_loading, entries_by_parameter
 
 
 class SFO(Optimizer):

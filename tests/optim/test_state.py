@@ -3,14 +3,16 @@
 import copy
 import io
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
-from oracles import NoisyValley, Vector, as_printed, assert_same, quiet, run, with_history
+import inside
+from oracles import SMALL, NoisyValley, Vector, as_printed, assert_same, quiet, run, with_history
 
-OPTIONS = {"cycle_length": 3, "memory_size": 4, "fisher_size": 7}
+OPTIONS = {"cycle_length": 3, "pairs": SMALL}
 
 
 def trained(steps=23, dtype=torch.float64, **options):
@@ -35,9 +37,7 @@ def test_state_is_stacked_tensors_and_plain_numbers_keyed_by_parameter():
 
 def test_state_is_a_view_of_flat_buffers_and_is_saved_once():
     opt, model, _ = trained()
-    m = opt._memory
-    for p in model.parameters():
-        assert opt.state[p]["fisher"].untyped_storage().data_ptr() == m.buffers["fisher"].untyped_storage().data_ptr()
+    assert len({opt.state[p]["fisher"].untyped_storage().data_ptr() for p in model.parameters()}) == 1
     large = Vector(torch.randn(40_006))
     opt = quiet(large.parameters())
     large.set_gradient(torch.randn(40_006))
@@ -71,9 +71,9 @@ def test_loading_drops_the_loss_at_the_anchor():
     model = Vector(problem.w0)
     other = as_printed(model.parameters(), lr=0.05, monitor=lambda: 1.0, **OPTIONS)
     run(other, model, problem, range(6))
-    assert other._anchor_losses is not None
+    assert inside.anchor_losses(other) is not None
     other.load_state_dict(opt.state_dict())
-    assert other._anchor_losses is None
+    assert inside.anchor_losses(other) is None
 
 
 def test_a_state_saved_before_the_first_step_loads():
@@ -135,8 +135,8 @@ def state_of(**options):
     [
         (adam_state, r"another method.*missing.*'anchor'.*unknown.*'exp_avg'"),
         (lambda: state_of(scaling="adam"), "other options.*'scaling_sum'.*'scaling_square_avg'"),
-        (lambda: state_of(memory_size=5), r"'pairs_s'.*\(5,\).*\(4,\).*memory_size"),
-        (lambda: state_of(fisher_size=8), r"'fisher'.*\(8,\).*\(7,\).*fisher_size"),
+        (lambda: state_of(pairs=replace(SMALL, memory_size=5)), r"'pairs_s'.*\(5,\).*\(4,\).*memory_size"),
+        (lambda: state_of(pairs=replace(SMALL, fisher_size=8)), r"'fisher'.*\(8,\).*\(7,\).*fisher_size"),
         (lambda: altered(state_of(), format=99), "format 99 .* reads 1"),
         (lambda: altered(state_of(), pairs_size=77), "'pairs_size'.*77, outside 0 to 4"),
         (lambda: altered(state_of(), anchor="gone"), "'anchor'.*is str, not a tensor"),
@@ -182,7 +182,7 @@ def test_the_initial_step_of_distributed_checkpoint_leaves_no_trace():
     saved = get_optimizer_state_dict(model, opt)
     assert saved["state"]["pieces.1"]["fisher"].shape == (7, 5)
     assert opt.stats.steps == 0
-    assert opt._memory.curvature.ring.size == 0
+    assert inside.number(opt, "curvature_size") == 0
     expected = run(quiet(plain.parameters(), **OPTIONS), plain, problem, range(20))
     assert torch.equal(run(opt, model, problem, range(20)), expected)
 
@@ -218,4 +218,4 @@ def test_state_is_saved_as_it_is_after_a_framework_has_put_copies_in_its_place()
         entry.update({name: value.clone() for name, value in entry.items() if isinstance(value, torch.Tensor)})
     run(opt, model, problem, range(23, 30))
     fisher = [entry["fisher"].reshape(len(entry["fisher"]), -1) for entry in opt.state_dict()["state"].values()]
-    assert torch.equal(torch.cat(fisher, 1), opt._memory.buffers["fisher"])
+    assert torch.equal(torch.cat(fisher, 1), inside.buffers(opt)["fisher"])

@@ -1,13 +1,24 @@
 """The table of optimizers: every row goes through the whole contract suite."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from adaqn import OLBFGS, RES, SQN, AdaQN, HessianProduct, SdLBFGS
-from adaqn.core.kronecker import Kronecker
+from adaqn import (
+    OLBFGS,
+    RES,
+    SQN,
+    AccumulatedFisher,
+    AdaQN,
+    HessianProduct,
+    Kronecker,
+    PairOptions,
+    RejectOptions,
+    SdLBFGS,
+    StorageOptions,
+)
 
 
 @dataclass(frozen=True)
@@ -53,31 +64,35 @@ class FixedLosses:
         return torch.tensor([1.0, 2.0, 4.0])
 
 
-BASE = {
-    "preset": "paper", "lr": 0.05, "cycle_length": 3, "memory_size": 4, "fisher_size": 6, "acceptance": "none",
-}  # fmt: skip
+PAIRS = PairOptions(memory_size=4, fisher_size=6)
+BASE = {"preset": "paper", "lr": 0.05, "cycle_length": 3, "pairs": PAIRS, "reject": "none"}
+SLOW = {**BASE, "lr": 0.01}
+BF16 = StorageOptions(history_dtype=torch.bfloat16, fisher_dtype=torch.bfloat16)
+FISHER_ON_CPU = {
+    "pairs": replace(PAIRS, curvature=AccumulatedFisher(6, batch_size=4)),
+    "storage": StorageOptions(fisher_device="cpu"),
+}
+PAIRED = {"reject": RejectOptions(test="paired", window=3), "monitor": FixedLosses()}
 
 OPTIMIZERS = [
     OptimizerInfo("adaqn", AdaQN, BASE),
-    OptimizerInfo("adaqn-monitored", AdaQN, {**BASE, "acceptance": "factor", "monitor": lambda: 1.0}),
-    OptimizerInfo("adaqn-scale-free", AdaQN, {**BASE, "curvature_test": "scale_free"}),
-    OptimizerInfo("adaqn-two-loop", AdaQN, {**BASE, "direction": "two_loop"}),
+    OptimizerInfo("adaqn-monitored", AdaQN, {**BASE, "reject": "factor", "monitor": lambda: 1.0}),
+    OptimizerInfo("adaqn-scale-free", AdaQN, {**BASE, "pairs": replace(PAIRS, test="scale_free")}),
+    OptimizerInfo("adaqn-two-loop", AdaQN, {**BASE, "pairs": replace(PAIRS, direction="two_loop")}),
     OptimizerInfo("adaqn-identity", AdaQN, {**BASE, "scaling": "identity"}),
-    OptimizerInfo("adaqn-bb", AdaQN, {**BASE, "scaling": "barzilai_borwein", "lr": 0.01}),
-    OptimizerInfo("adaqn-rmsprop", AdaQN, {**BASE, "scaling": "rmsprop", "lr": 0.01}),
-    OptimizerInfo("adaqn-adam", AdaQN, {**BASE, "scaling": "adam", "lr": 0.01}),
-    OptimizerInfo("adaqn-kronecker", AdaQN, {**BASE, "scaling": Kronecker(refresh=4, max_dimension=100), "lr": 0.01}),
-    OptimizerInfo("adaqn-bf16", AdaQN, {**BASE, "history_dtype": torch.bfloat16, "fisher_dtype": torch.bfloat16}),
-    OptimizerInfo("adaqn-master", AdaQN, {**BASE, "master_weights": True}),
-    OptimizerInfo("adaqn-fisher-on-cpu", AdaQN, {**BASE, "fisher_device": "cpu", "fisher_batch_size": 4}),
+    OptimizerInfo("adaqn-bb", AdaQN, {**SLOW, "scaling": "barzilai_borwein"}),
+    OptimizerInfo("adaqn-rmsprop", AdaQN, {**SLOW, "scaling": "rmsprop"}),
+    OptimizerInfo("adaqn-adam", AdaQN, {**SLOW, "scaling": "adam"}),
+    OptimizerInfo("adaqn-kronecker", AdaQN, {**SLOW, "scaling": Kronecker(refresh=4, max_dimension=100)}),
+    OptimizerInfo("adaqn-bf16", AdaQN, {**BASE, "storage": BF16}),
+    OptimizerInfo("adaqn-master", AdaQN, {**BASE, "storage": StorageOptions(master_weights=True)}),
+    OptimizerInfo("adaqn-fisher-on-cpu", AdaQN, {**BASE, **FISHER_ON_CPU}),
     OptimizerInfo("adaqn-decay", AdaQN, {**BASE, "weight_decay": 0.1}),
-    OptimizerInfo("adaqn-momentum", AdaQN, {**BASE, "scaling": "adam", "lr": 0.01, "momentum": 0.9}),
-    OptimizerInfo("adaqn-nesterov", AdaQN, {**BASE, "scaling": "adam", "lr": 0.01, "momentum": 0.9, "nesterov": True}),
+    OptimizerInfo("adaqn-momentum", AdaQN, {**SLOW, "scaling": "adam", "momentum": 0.9}),
+    OptimizerInfo("adaqn-nesterov", AdaQN, {**SLOW, "scaling": "adam", "momentum": 0.9, "nesterov": True}),
     OptimizerInfo("adaqn-default", AdaQN, {"lr": 0.02, "monitor": FixedLosses()}),
     OptimizerInfo("adaqn-auto", AdaQN, {**BASE, "cycle_length": "auto"}),
-    OptimizerInfo(
-        "adaqn-paired", AdaQN, {**BASE, "acceptance": "paired", "monitor": FixedLosses(), "reject_window": 3}
-    ),
+    OptimizerInfo("adaqn-paired", AdaQN, {**BASE, **PAIRED}),
     OptimizerInfo("adaqn-modern", AdaQN, {"preset": "modern", "lr": 0.02, "monitor": FixedLosses()}),
     OptimizerInfo("olbfgs", OLBFGS, {"lr": 0.1, "memory_size": 4, "regularisation": 0.1}, monitored=False),
     OptimizerInfo("res", RES, {"lr": 0.1, "memory_size": 4, "delta": 0.1}, monitored=False),

@@ -4,15 +4,15 @@ import math
 
 import pytest
 import torch
+from adaqn.optim.curvatures import hessian_product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaqn import OLBFGS, RES, SQN, HessianProduct, SdLBFGS
+import inside
+from adaqn import OLBFGS, RES, SQN, BarzilaiBorwein, HessianProduct, SdLBFGS
 from adaqn.core.barzilai_borwein import BoundedBarzilaiBorwein, MeanBarzilaiBorwein
 from adaqn.core.pairs import Damping, Shift, products
 from adaqn.core.regularised import Regularised
-from adaqn.core.scaling import BarzilaiBorwein
-from adaqn.optim.hessian_product import hessian_product
 from oracles import NoisyValley, Vector, dense_bfgs, empty_pairs, random_spd, relative_error, run, take_step
 
 N = 12
@@ -24,29 +24,26 @@ def in_training(make, steps=9, **options):
     model = Vector(problem.w0)
     opt = make(model.parameters(), lr=0.1, memory_size=4, **options)
     run(opt, model, problem, range(steps))
-    assert len(opt._memory.pairs) == 4
+    assert opt.stats.pairs == 4
     return problem, model, opt
 
 
 def matrix_of(opt):
     """The matrix that turns a gradient into a direction, column by column."""
-    m, columns = opt._memory, []
-    for unit in torch.eye(N, dtype=torch.float64):
-        out = torch.empty(N, dtype=torch.float64)
-        columns.append(opt.options.direction(unit.clone(), m.pairs, m.scaling, out=out).clone())
+    columns = [inside.direction(opt, unit) for unit in torch.eye(N, dtype=torch.float64)]
     return torch.stack(columns, dim=1)
 
 
 def stored(opt):
-    pairs = list(opt._memory.pairs)
-    return [s.clone() for s, _, _ in pairs], [y.clone() for _, y, _ in pairs]
+    pairs = inside.pairs(opt)
+    return [s for s, _ in pairs], [y for _, y in pairs]
 
 
 @pytest.mark.parametrize("make", [OLBFGS, SdLBFGS])
 def test_the_direction_is_the_dense_bfgs_matrix_times_the_gradient(make):
     _, _, opt = in_training(make)
     S, Y = stored(opt)
-    H = dense_bfgs(S, Y, opt._memory.scaling.factor * torch.eye(N, dtype=torch.float64))
+    H = dense_bfgs(S, Y, opt.scaling.factor * torch.eye(N, dtype=torch.float64))
     assert relative_error(matrix_of(opt), H) < 1e-10
     assert torch.linalg.eigvalsh(H).min() > 0
 
@@ -55,7 +52,7 @@ def test_the_initial_scaling_of_olbfgs_is_the_mean_over_its_memory():
     _, _, opt = in_training(OLBFGS, regularisation=0.1)
     S, Y = stored(opt)
     expected = sum(float(s @ y) / float(y @ y) for s, y in zip(S, Y, strict=True)) / 4
-    assert opt._memory.scaling.factor == pytest.approx(expected, rel=1e-12)
+    assert opt.scaling.factor == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.3])
@@ -65,7 +62,7 @@ def test_a_pair_of_olbfgs_is_the_change_of_the_gradient_on_the_same_batch(shift)
     opt = OLBFGS(model.parameters(), lr=0.5, memory_size=3, regularisation=shift)
     before = model.vector()
     run(opt, model, problem, range(1))
-    (s, y, _), after = next(iter(opt._memory.pairs)), model.vector()
+    ((s, y),), after = inside.pairs(opt), model.vector()
     torch.testing.assert_close(s, after - before, rtol=0, atol=1e-15)
     expected = problem.gradient(after, 0) - problem.gradient(before, 0) + shift * (after - before)
     torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-15)
@@ -85,7 +82,7 @@ def test_the_direction_of_res_is_its_dense_formula_and_its_matrix_is_bounded():
     delta, gamma = 0.05, 0.01
     _, _, opt = in_training(RES, delta=delta, gamma=gamma)
     S, Y = stored(opt)
-    B_hat, expected = dense_regularised(S, Y, 1.0 / opt._memory.scaling.factor, delta, gamma)
+    B_hat, expected = dense_regularised(S, Y, 1.0 / opt.scaling.factor, delta, gamma)
     assert relative_error(matrix_of(opt), expected) < 1e-9
     assert torch.linalg.eigvalsh(B_hat).min() >= delta - 1e-12
     eigenvalues = torch.linalg.eigvalsh(matrix_of(opt))
@@ -115,8 +112,8 @@ def test_res_gives_a_descent_direction_for_any_pairs(seed, count, dtype):
 def test_the_newest_pair_of_res_gives_back_the_measured_change():
     delta = 0.05
     _, _, opt = in_training(RES, delta=delta, gamma=0.0)
-    *_, (s, y, _) = opt._memory.pairs
-    B_hat, _ = dense_regularised(*stored(opt), 1.0 / opt._memory.scaling.factor, delta, 0.0)
+    *_, (s, y) = inside.pairs(opt)
+    B_hat, _ = dense_regularised(*stored(opt), 1.0 / opt.scaling.factor, delta, 0.0)
     torch.testing.assert_close(B_hat @ s, y + delta * s, rtol=1e-9, atol=1e-12)
 
 
@@ -197,7 +194,7 @@ def test_a_pair_of_sqn_is_the_hessian_times_s(finite_difference):
         opt.step()
         path.append(model.w.detach().clone())
     averages = [torch.stack(path[i : i + 4]).mean(0) for i in (0, 4, 8)]
-    for k, (s, y, _) in enumerate(opt._memory.pairs):
+    for k, (s, y) in enumerate(inside.pairs(opt)):
         expected_s = averages[k + 1] - averages[k]
         shift = valley_batches()[k][0]
         hessian = torch.autograd.functional.hessian(
@@ -302,7 +299,7 @@ def test_a_direction_that_is_not_finite_is_not_taken():
     model = Vector(problem.w0)
     opt = OLBFGS(model.parameters(), lr=0.1)
     run(opt, model, problem, range(5))
-    opt._memory.scaling.factor = math.inf
+    opt.scaling.factor = math.inf
     before = model.vector()
     run(opt, model, problem, range(5, 6))
     assert torch.equal(model.vector(), before)
@@ -348,7 +345,7 @@ def test_bad_numbers_are_named(make, options, message):
 
 def test_unknown_options_are_refused():
     w = [torch.nn.Parameter(torch.ones(2))]
-    with pytest.raises(TypeError, match="OLBFGS has no option cycle_length"):
+    with pytest.raises(TypeError, match="OLBFGS has no argument 'cycle_length'"):
         OLBFGS(w, cycle_length=3)
     with pytest.raises(TypeError, match="RES has a direction of its own"):
         RES(w, direction="gram")
@@ -403,7 +400,7 @@ def test_a_pair_is_the_change_over_its_own_step_whatever_happened_before(make):
             opt.step(closure)
         except RuntimeError:
             continue
-        ((s, y, _),) = opt._memory.pairs
+        ((s, y),) = inside.pairs(opt)
         torch.testing.assert_close(y, A @ s + shift * s, rtol=1e-9, atol=1e-12)
 
 
@@ -429,15 +426,24 @@ def test_a_step_of_length_zero_says_nothing_about_the_scaling():
     model = Vector(torch.ones(N, dtype=torch.float64))
     opt = SdLBFGS(model.parameters(), lr=0.0)
     take_step(opt, lambda: model.set_gradient(model.vector()))
-    assert opt._memory.scaling.factor == 1.0
+    assert opt.scaling.factor == 1.0
 
 
 def test_one_hessian_product_serves_two_optimizers():
-    one, two = Valley(), Valley()
-    both = torch.nn.ModuleList([one, two])
-    shared = HessianProduct(both, loss_of, valley_batches())
-    first, second = SQN(one.parameters(), curvature=shared), SQN(two.parameters(), curvature=shared)
-    assert first.options.curvature is not second.options.curvature
+    """Each has its own place in the batches: what one takes is not missing to the other."""
+    model, alone = Valley(), Valley()
+    shared = HessianProduct(model, loss_of, valley_batches())
+    one, two = (SQN([p], lr=0.05, curvature=shared, cycle_length=2) for p in (model.w, model.unused))
+    expected = SQN([alone.w], lr=0.05, curvature=HessianProduct(alone, loss_of, valley_batches()), cycle_length=2)
+    for _ in range(12):
+        for net, optimizers in ((model, (one, two)), (alone, (expected,))):
+            net.zero_grad()
+            net(torch.zeros(6, dtype=torch.float64)).backward()
+            net.unused.grad = net.unused.detach().clone()
+            for opt in optimizers:
+                opt.step()
+    assert expected.stats.stored == 5
+    assert torch.equal(model.w, alone.w)
 
 
 def test_the_state_of_another_method_is_refused():

@@ -1,6 +1,7 @@
 """Every message of ``opt.explain()``: a run that provokes it, and one, changed as it says, that does not."""
 
 import copy
+import inspect
 import json
 import math
 import pickle
@@ -12,11 +13,28 @@ import pytest
 import torch
 from torch import nn
 
-from adaqn import OLBFGS, RES, SQN, AdaQN, EmpiricalFisher, HessianProduct, Monitor, RotatingMonitor, SdLBFGS
-from adaqn.core.kronecker import Kronecker
-from adaqn.optim.explain import explain
-from adaqn.optim.record import RECENT, Record, record_of
-from optimizers import OPTIMIZERS, Held, first, minus_first
+import adaqn.explain
+import inside
+from adaqn import (
+    OLBFGS,
+    RES,
+    SQN,
+    AdaQN,
+    EmpiricalFisher,
+    HessianProduct,
+    Kronecker,
+    Monitor,
+    PairOptions,
+    RejectOptions,
+    RotatingMonitor,
+    SdLBFGS,
+    StorageOptions,
+)
+from adaqn.explain.explanation import explain
+from adaqn.explain.record import Record, record_of
+from adaqn.optim.events import RECENT
+from adaqn.optim.family import Common
+from optim.table import OPTIMIZERS, Held, first, minus_first
 from oracles import NoisyValley, Vector, as_printed, quiet, run, take_step
 
 pytestmark = pytest.mark.filterwarnings(
@@ -142,12 +160,24 @@ def on_hill(make, **options):
     return valley(make, 60, problem=Hill(), lr=0.01, **options)
 
 
-def hessian_on(kind, loss, **options):
+def sqn(params, curvature, **options):
+    return SQN(params, curvature=curvature, **options)
+
+
+def as_curvature(params, curvature, **options):
+    return quiet(params, pairs=PairOptions(curvature=curvature), **options)
+
+
+def damped(params, curvature, **options):
+    return quiet(params, pairs=PairOptions(curvature=curvature, damping=0.5), **options)
+
+
+def hessian_on(kind, loss):
     """A method with the Hessian of half the square of its weights, or of the negative."""
     problem = Hill()
     params = [nn.Parameter(problem.w0.clone())]
     curvature = HessianProduct(Held(params), loss, [(torch.zeros(1), torch.zeros(1))])
-    opt = kind(params, lr=0.01, curvature=curvature, cycle_length=2, **options)
+    opt = kind(params, curvature, lr=0.01, cycle_length=2)
     for _ in range(60):
         params[0].grad = -0.1 * params[0].detach()
         opt.step()
@@ -157,7 +187,7 @@ def hessian_on(kind, loss, **options):
 def large(steps, **options):
     """A million and a half parameters with a hundred and sixty vectors of history."""
     model = nn.Parameter(torch.zeros(1_600_000))
-    opt = quiet([model], fisher_size=140, **options)
+    opt = quiet([model], pairs=PairOptions(fisher_size=140), **options)
     for _ in range(steps):
         model.grad = torch.ones_like(model)
         opt.step()
@@ -166,7 +196,7 @@ def large(steps, **options):
 
 def wide(side, **options):
     model = nn.Linear(side, 3)
-    opt = AdaQN(model.parameters(), acceptance="none", scaling=Kronecker(max_dimension=64), **options)
+    opt = AdaQN(model.parameters(), reject="none", scaling=Kronecker(max_dimension=64), **options)
     for _ in range(6):
         opt.zero_grad()
         model(torch.ones(2, side)).square().sum().backward()
@@ -229,15 +259,15 @@ CASES = {
     ],
     "many-rejected": [
         (
-            lambda: paper(lr=3.0, reject_patience=None),
+            lambda: paper(lr=3.0, reject=RejectOptions(patience=0)),
             r"\d+ of 40 cycles rejected \(\d\d %\); the monitored loss had grown to [\d,]+ times its size",
             r"lower lr, now 3$",
             well_as_printed,
         ),
         (
-            lambda: paper(monitor=noisy, reject_patience=None),
+            lambda: paper(monitor=noisy, reject=RejectOptions(patience=0)),
             r"of 40 cycles rejected.*grown by \d(\.\d)? % in the median",
-            r"lower lr, now 0\.05, or enlarge the monitoring set, or .*acceptance='paired'",
+            r"lower lr, now 0\.05, or enlarge the monitoring set, or .*reject='paired'",
             well,
         ),
         (
@@ -272,15 +302,15 @@ CASES = {
     ],
     "accepted-rise": [
         (
-            lambda: paper(100, problem=Ascent(), lr=0.01, reject_factor=1.05),
+            lambda: paper(100, problem=Ascent(), lr=0.01, reject=RejectOptions(factor=1.05)),
             r"got worse by \d+ % in all 20 cycles, in \d+ of \d+ accepted",
-            r"lower lr, now 0\.01; a larger monitoring set, or a reject_factor below 1\.05",
+            r"lower lr, now 0\.01; a larger monitoring set, or reject=RejectOptions\(factor=\.\.\.\) below 1\.05",
             well_as_printed,
         ),
         (
             lambda: healthy(monitor=lambda _, m: Examples(NoisyValley(noise=100.0), m), problem=Ascent()),
             "got worse by",
-            "paired_level below 3",
+            r"reject=RejectOptions\(level=\.\.\.\) below 3",
             well,
         ),
     ],
@@ -296,16 +326,21 @@ CASES = {
         (
             lambda: paper(problem=NoisyValley(scale=1e-3)),
             r"39 of 39 pairs skipped: curvature below 0\.0001 \(s·y/s·s is [\d.e-]+ in the median\)",
-            'use the scale-free test, curvature_test="scale_free"',
-            lambda: paper(problem=NoisyValley(scale=1e-3), curvature_test="scale_free"),
+            r'use the scale-free test, .*PairOptions\(test="scale_free"\)',
+            lambda: paper(problem=NoisyValley(scale=1e-3), pairs=PairOptions(test="scale_free")),
         ),
         (
-            lambda: healthy(curvature_eps=0.999),
-            r"the cosine between s and y is 0\.\d+ in the median, and curvature_eps asks for 0\.999",
-            r"curvature_eps below 0\.\d+, .*fisher_size above 50",
+            lambda: healthy(pairs=PairOptions(eps=0.999)),
+            r"the cosine between s and y is 0\.\d+ in the median, and eps asks for 0\.999",
+            r"pairs=PairOptions\(eps=\.\.\.\) below 0\.\d+, .*fisher_size.* above 50",
             well,
         ),
-        (lambda: healthy(curvature_test=lambda *_: False), "your curvature_test turned", "ss, sy and yy", well),
+        (
+            lambda: healthy(pairs=PairOptions(test=lambda *_: False)),
+            "your test of pairs turned them down",
+            "ss, sy and yy",
+            well,
+        ),
         (
             lambda: valley(RES, curvature_eps=1e3),
             r"40 of 40 pairs skipped: curvature below 1e\+03",
@@ -317,16 +352,18 @@ CASES = {
         (
             lambda: paper(problem=NoisyValley(scale=3e-12), dtype=torch.float32, scaling="adam"),
             "39 of 39 pairs skipped: y is zero",
-            r"damping=0\.5.* or scale the loss up",
-            lambda: paper(problem=NoisyValley(scale=3e-12), dtype=torch.float32, scaling="adam", damping=0.5),
+            r"PairOptions\(damping=0\.5\).* or scale the loss up",
+            lambda: paper(
+                problem=NoisyValley(scale=3e-12), dtype=torch.float32, scaling="adam", pairs=PairOptions(damping=0.5)
+            ),
         ),
     ],
     "skipped-still": [
         (
             lambda: healthy(lr=1e-5, dtype=torch.bfloat16),
             "did not move at all",
-            "master_weights=True: steps with lr=1e-05 may be too small for bfloat16",
-            lambda: healthy(lr=1e-5, dtype=torch.bfloat16, master_weights=True),
+            r"storage=StorageOptions\(master_weights=True\): steps with lr=1e-05 may be too small for bfloat16",
+            lambda: healthy(lr=1e-5, dtype=torch.bfloat16, storage=StorageOptions(master_weights=True)),
         ),
         (lambda: healthy(lr=0.0), "did not move at all", "raise lr", well),
     ],
@@ -339,16 +376,16 @@ CASES = {
         ),
         (lambda: valley(RES, delta=50.0), "with delta taken off", "a smaller delta", lambda: valley(RES)),
         (
-            lambda: hessian_on(SQN, minus_first),
+            lambda: hessian_on(sqn, minus_first),
             "curvature along s is negative, -1 in the median",
             "larger batches for the curvature; SdLBFGS",
-            lambda: hessian_on(SQN, first),
+            lambda: hessian_on(sqn, first),
         ),
         (
-            lambda: hessian_on(as_printed, minus_first, acceptance="none"),
+            lambda: hessian_on(as_curvature, minus_first),
             "negative",
             r"damping=0\.5",
-            lambda: hessian_on(as_printed, minus_first, acceptance="none", damping=0.5),
+            lambda: hessian_on(damped, minus_first),
         ),
     ],
     "skipped-overflow": [
@@ -364,10 +401,10 @@ CASES = {
             lambda: paper(problem=NoisyValley(scale=1e-3)),
             "no pair stored for 40 cycles: H0 alone is at work",
             "without pairs does the same for less",
-            lambda: paper(problem=NoisyValley(scale=1e-3), curvature_test="scale_free"),
+            lambda: paper(problem=NoisyValley(scale=1e-3), pairs=PairOptions(test="scale_free")),
         ),
         (
-            lambda: paper(problem=Fading(), steps=700, fisher_size=20, memory_size=4),
+            lambda: paper(problem=Fading(), steps=700, pairs=PairOptions(fisher_size=20, memory_size=4)),
             r"no pair stored for \d+ cycles: the 4 pairs in memory are older",
             "without pairs",
             well_as_printed,
@@ -377,15 +414,15 @@ CASES = {
         (
             lambda: paper(65, problem=NoisyValley(scale=1e-3)),
             "anchor has not moved for 12 cycles.*after 8 more skips",
-            "anchor_patience=5",
+            r"pairs=PairOptions\(anchor_patience=5\)",
             well_as_printed,
         )
     ],
     "anchor-stuck": [
         (
-            lambda: paper(problem=NoisyValley(scale=1e-3), anchor_patience=None),
-            r"anchor has not moved for 39 cycles.*\(anchor_patience=None\)",
-            "anchor_patience=20; a rejection now would lose all of them",
+            lambda: paper(problem=NoisyValley(scale=1e-3), pairs=PairOptions(anchor_patience=0)),
+            r"anchor has not moved for 39 cycles.*\(anchor_patience=0\)",
+            r"pairs=PairOptions\(anchor_patience=20\); a rejection now would lose all of them",
             well_as_printed,
         )
     ],
@@ -393,13 +430,11 @@ CASES = {
         (
             lambda: healthy(monitor=None),
             "no monitor was given, so no cycle is rejected by its loss",
-            r"opt\.monitor = Monitor\(model, loss_fn, batch\).*acceptance='none'",
-            lambda: healthy(monitor=None, acceptance="none"),
+            r"opt\.monitor = Monitor\(model, loss_fn, batch\).*reject='none'",
+            lambda: healthy(monitor=None, reject="none"),
         )
     ],
-    "unused-monitor": [
-        (lambda: healthy(acceptance="none"), "acceptance='none' never asks it", "acceptance='auto'", well)
-    ],
+    "unused-monitor": [(lambda: healthy(reject="none"), "reject='none' never asks it", "reject='paired'", well)],
     "scalar-monitor": [
         (
             lambda: healthy(monitor=lambda p, m: lambda: p.loss(m.vector())),
@@ -418,9 +453,9 @@ CASES = {
     ],
     "cycle-longest": [
         (
-            lambda: valley(quiet, 150, cycle_length="auto", max_cycle_length=8, curvature_eps=1e9),
+            lambda: valley(quiet, 150, cycle_length=(2, 8), pairs=PairOptions(eps=1e9)),
             "grown to their longest, 8 steps",
-            "max_cycle_length=16",
+            r"cycle_length=\(2, 16\)",
             well,
         )
     ],
@@ -428,14 +463,14 @@ CASES = {
         (
             lambda: valley(quiet, 60, problem=NoisyValley(noise=0.0), cycle_length="auto", lr=0.001),
             "shrunk to their shortest, 2 steps",
-            "min_cycle_length=1 if that is cheap",
+            r"cycle_length=\(1, 20\) if that is cheap",
             well,
         )
     ],
     "cycle-length": [
         (
             lambda: valley(quiet, 200, cycle_length="auto", problem=NoisyValley(noise=1.0)),
-            r'cycle_length="auto" is at \d+ steps, from \d+ to \d+ in the last 40 cycles',
+            r"cycle_length, which adapts, is at \d+ steps, from \d+ to \d+ in the last 40 cycles",
             "^$",
             well,
         )
@@ -444,14 +479,16 @@ CASES = {
         (
             lambda: large(6),
             r"the history takes 1\.06 GB \(pairs 128 MB, gradients 896 MB, H0 6\.4 MB, others 25\.6 MB\)",
-            r"bf16 would take 544 MB \(history_dtype=torch\.bfloat16, fisher_dtype=torch\.bfloat16\); fisher_size=10 "
-            r"would take 224 MB; curvature=EmpiricalFisher\(\.\.\.\) 160 MB",
-            lambda: large(6, history_dtype=torch.bfloat16, fisher_dtype=torch.bfloat16),
+            r"bf16 would take 544 MB \(storage=StorageOptions\(history_dtype=torch\.bfloat16, "
+            r"fisher_dtype=torch\.bfloat16\)\); pairs=PairOptions\(fisher_size=10\) would take 224 MB; "
+            r"pairs=PairOptions\(curvature=EmpiricalFisher\(\.\.\.\)\) 160 MB",
+            lambda: large(6, storage=StorageOptions(history_dtype=torch.bfloat16, fisher_dtype=torch.bfloat16)),
         ),
         (
             lambda: OLBFGS([nn.Parameter(torch.zeros(10_000_000))], memory_size=20),
             r"1\.8 GB \(pairs 1\.6 GB, gradients 40 MB",
-            r"bf16 would take 980 MB \(history_dtype=torch\.bfloat16\); memory_size=10 about 1 GB",
+            r"bf16 would take 980 MB \(storage=StorageOptions\(history_dtype=torch\.bfloat16\)\); memory_size=10 "
+            "about 1 GB",
             lambda: OLBFGS([nn.Parameter(torch.zeros(10_000_000))], memory_size=5),
         ),
     ],
@@ -467,25 +504,37 @@ CASES = {
 EVERY = [pytest.param(name, *case, id=f"{name}-{i}") for name, cases in CASES.items() for i, case in enumerate(cases)]
 
 
+def check_that_it_can_be_written(advice, kind):
+    """Every ``name=`` in it is an argument of what it is written in: of the optimizer's class, or of a call within."""
+    inner = re.compile(r"(\w+)\(([^()]*)\)")
+    while found := inner.search(advice):
+        called, given = getattr(adaqn, found[1], None), re.findall(r"(\w+)=", found[2])
+        if given:
+            assert set(given) <= set(inspect.signature(called).parameters), found[0]
+        advice = advice.replace(found[0], found[1])
+    known = {*inspect.signature(kind).parameters, *(() if kind is AdaQN else Common.__annotations__), "reduction"}
+    assert set(re.findall(r"(\w+)=", advice)) <= known, advice
+
+
 @pytest.mark.parametrize("name, provoked, what, change, without", EVERY)
 def test_every_message_has_a_run_that_provokes_it_and_one_that_does_not(name, provoked, what, change, without):
-    said = {finding.name: finding for finding in provoked().explain().findings}
+    opt = provoked()
+    said = {finding.name: finding for finding in opt.explain().findings}
     assert name in said
     assert re.search(what, str(said[name]).split("\n")[0])
     assert re.search(change, said[name].change)
+    check_that_it_can_be_written(said[name].change, type(opt))
     assert name not in {finding.name for finding in without().explain().findings}
 
 
 def test_there_is_a_case_for_every_message():
-    import adaqn.optim.findings
-
-    (folder,) = adaqn.optim.findings.__path__
+    (folder,) = adaqn.explain.__path__
     text = "".join(path.read_text(encoding="utf-8") for path in Path(folder).glob("*.py"))
     names = set(re.findall(r'Finding\(\s*"([a-z-]+)"', text))
     reasons = re.search(r"^STILL, .* = (.*)$", text, flags=re.M).group(1)
     names |= {f"skipped-{reason}" for reason in re.findall(r'"(\w+)"', reasons)}
     assert names == set(CASES)
-    page = (Path(__file__).parent.parent / "docs" / "explain.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "explain.md").read_text(encoding="utf-8")
     assert [name for name in names if f"`{name}`" not in page] == []
 
 
@@ -505,7 +554,7 @@ def test_what_is_to_be_large_may_grow():
     found = healthy(problem=Ascent(), monitor=upside_down, maximize=True).explain()
     assert found.findings == ()
     assert re.search("from -.* to -1", found.summary[-1])
-    falling = healthy(monitor=upside_down, maximize=True, acceptance=lambda new, old: False)
+    falling = healthy(monitor=upside_down, maximize=True, reject=lambda new, old: False)
     assert "accepted-rise" in {finding.name for finding in falling.explain().findings}
 
 
@@ -521,7 +570,8 @@ def test_a_network_in_training_has_nothing_to_change():
             loss_fn(model(x), y).backward()
             opt.step()
     assert opt.explain().findings == ()
-    opt = AdaQN(model.parameters(), curvature=EmpiricalFisher(model, lambda a, b: (a - b).square()[:, 0], [(x, y)]))
+    curvature = EmpiricalFisher(model, lambda a, b: (a - b).square()[:, 0], [(x, y)])
+    opt = AdaQN(model.parameters(), pairs=PairOptions(curvature=curvature))
     assert "gradients" not in opt.explain().summary[1]
 
 
@@ -537,9 +587,8 @@ def test_every_method_explains_itself_before_and_after(info):
         f"{type(opt).__name__}, lr={opt.param_groups[0]['lr']}: 60 steps" in found.summary[0] or info.name == "sdlbfgs"
     )
     assert not {"no-step", "no-cycle"} & {finding.name for finding in found.findings}
-    options = record_of(opt).settings.options
-    for finding in found.findings:  # what it says can be done
-        assert all(name in options for name in re.findall(r"(\w+)=", finding.change) if not name.endswith("dtype"))
+    for finding in found.findings:
+        check_that_it_can_be_written(finding.change, type(opt))
 
 
 @pytest.mark.parametrize("make", [OLBFGS, RES, SdLBFGS])
@@ -583,7 +632,7 @@ def test_after_loading_a_state_the_totals_are_known_and_the_new_cycles_and_it_sa
     assert found.summary[1] == "2 cycles known one by one: the others came before a state was loaded"
     run(other, model, problem, range(110, 110 + 5 * RECENT))
     assert not record_of(other).forgotten
-    assert len(other.recent) == RECENT
+    assert len(inside.recent(other)) == RECENT
     assert re.match(r"the last 40 cycles: \d\d stored", other.explain().summary[1])
 
 
@@ -609,7 +658,7 @@ def test_the_record_is_copied_with_the_optimizer_and_survives_json():
 
 def test_groups_of_several_step_sizes_are_told_as_a_range():
     w = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))]
-    opt = AdaQN([{"params": w[:1]}, {"params": w[1:], "lr": torch.tensor(0.25)}], lr=0.5, acceptance="none")
+    opt = AdaQN([{"params": w[:1]}, {"params": w[1:], "lr": torch.tensor(0.25)}], lr=0.5, reject="none")
     assert "lr=0.25 to 0.5" in opt.explain().summary[0]
     assert opt.explain().as_dict()["findings"][0]["name"] == "no-step"
 
@@ -626,4 +675,4 @@ def test_the_end_of_a_schedule_is_no_alarm():
 def test_a_monitor_with_the_wrong_sign_is_never_met_with_a_lower_lr():
     explanation = str(healthy(200, monitor=upside_down).explain())
     assert "look at the monitor" in explanation
-    assert not re.search(r"lower lr|paired_level", explanation)
+    assert not re.search(r"lower lr|level", explanation)

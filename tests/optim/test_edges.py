@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from adaqn import AdaQN, EmpiricalFisher, Monitor
-from adaqn.core.curvature import AccumulatedFisher
-from adaqn.core.scaling import Adagrad, Adam
-from oracles import NoisyValley, Vector, as_printed, quiet, run, with_history
+import inside
+from adaqn import AccumulatedFisher, Adagrad, Adam, AdaQN, EmpiricalFisher, Monitor, PairOptions, StorageOptions
+from inside import kept
+from oracles import NO_PAIRS, SMALL, NoisyValley, Vector, as_printed, quiet, run, with_history
 
 
 def test_evaluation_in_inference_mode_does_no_harm_to_later_steps():
@@ -52,15 +52,15 @@ class Failing(AccumulatedFisher):
 def test_a_curvature_that_fails_does_not_poison_the_next_pair():
     problem = NoisyValley()
     model, plain = Vector(problem.w0), Vector(problem.w0)
-    opt = quiet(model.parameters(), cycle_length=3, curvature=Failing(100))
+    opt = quiet(model.parameters(), cycle_length=3, pairs=PairOptions(curvature=Failing(100)))
     other = quiet(plain.parameters(), cycle_length=3)
     run(opt, model, problem, range(5))
-    opt.options.curvature.fail = True
+    inside.state(opt).curvature.fail = True
     with pytest.raises(MemoryError):
         run(opt, model, problem, range(5, 6))
     path = run(other, plain, problem, range(6))
     assert torch.equal(model.vector(), path[-1])
-    torch.testing.assert_close(opt._memory.average.total, path[3:].sum(0))
+    torch.testing.assert_close(kept(opt, "window"), path[3:].sum(0))
 
 
 def test_the_monitor_sees_the_candidate_inside_autocast():
@@ -131,14 +131,14 @@ def test_a_parameter_of_another_shape_starts_anew():
 def test_master_weights_survive_a_new_group():
     problem = NoisyValley()
     model = Vector(problem.w0).bfloat16()
-    opt = with_history(model, problem, master_weights=True)
-    before = opt._memory.master.clone()
+    opt = with_history(model, problem, storage=StorageOptions(master_weights=True))
+    before = kept(opt, "master")
     opt.add_param_group({"params": [nn.Parameter(torch.ones(2, dtype=torch.bfloat16))]})
     opt.param_groups[0]["lr"] = 0.0
     with pytest.warns(UserWarning, match="restarts"):
         run(opt, model, problem, range(23, 24))
-    assert torch.equal(opt._memory.master[:12], before)
-    assert torch.equal(opt._memory.anchor[:12], before)
+    assert torch.equal(kept(opt, "master")[:12], before)
+    assert torch.equal(kept(opt, "anchor")[:12], before)
 
 
 @pytest.mark.parametrize("scaling", ["rmsprop", "adam"])
@@ -150,7 +150,7 @@ def test_absent_gradients_do_not_age_h0(scaling):
     }[scaling]
     problem = NoisyValley()
     ours, theirs = Vector(problem.w0), Vector(problem.w0)
-    a, b = quiet(ours.parameters(), lr=0.01, scaling=scaling, curvature_eps=1e9), make(theirs.parameters())
+    a, b = quiet(ours.parameters(), lr=0.01, scaling=scaling, pairs=NO_PAIRS), make(theirs.parameters())
     for k in range(40):
         for model in (ours, theirs):
             model.set_gradient(problem.gradient(theirs.vector(), k))
@@ -232,16 +232,18 @@ def test_warnings_point_at_the_line_of_the_user():
 
 def test_a_pair_whose_square_underflows_is_skipped():
     w = nn.Parameter(torch.ones(2))
-    opt = quiet([w], lr=1e12, scaling="barzilai_borwein", curvature_test="scale_free", cycle_length=1, fisher_size=1)
+    pairs = PairOptions(test="scale_free", fisher_size=1)
+    opt = quiet([w], lr=1e12, scaling="barzilai_borwein", cycle_length=1, pairs=pairs)
     for _ in range(4):
         w.grad = torch.full((2,), 1e-12)
         opt.step()
-    assert opt.stats.stored == 0
+    assert (opt.stats.stored, opt.stats.skipped) == (0, 3)
+    assert opt.scaling.factor == 1.0
 
 
 def test_no_test_of_the_users_own_stores_a_pair_without_curvature():
     w = nn.Parameter(torch.ones(2))
-    opt = quiet([w], lr=0.0, curvature_test=lambda *_: True, cycle_length=1)
+    opt = quiet([w], lr=0.0, pairs=PairOptions(test=lambda *_: True), cycle_length=1)
     for _ in range(4):
         w.grad = torch.ones(2)
         opt.step()
@@ -250,11 +252,16 @@ def test_no_test_of_the_users_own_stores_a_pair_without_curvature():
 
 
 def test_a_tensor_lr_of_one_element_is_a_number():
-    w = nn.Parameter(torch.tensor(1.0))
-    opt = quiet([w], lr=torch.tensor([0.1]), weight_decay=0.1)
-    w.grad = torch.tensor(1.0)
-    opt.step()
-    assert w < 1.0
+    weights = []
+    for lr in (0.1, torch.tensor([0.1])):
+        w = nn.Parameter(torch.tensor(1.0))
+        opt = quiet([w], lr=lr, weight_decay=0.1)
+        for _ in range(12):
+            w.grad = w.detach().clone()
+            opt.step()
+        weights.append(w.detach())
+    torch.testing.assert_close(*weights)
+    assert weights[0] < 1.0
 
 
 def test_copies_and_resets_inside_averaged():
@@ -262,9 +269,12 @@ def test_copies_and_resets_inside_averaged():
     model = Vector(problem.w0)
     opt = with_history(model, problem)
     with opt.averaged():
+        average = model.vector()
         other_model, other = copy.deepcopy((model, opt))
         with pytest.raises(RuntimeError, match=r"reset_history\(\) was called inside averaged"):
             opt.reset_history()
+    assert torch.equal(other_model.vector(), average)
+    assert not torch.equal(model.vector(), average)
     run(other, other_model, problem, range(23, 26))
     assert other.stats.steps == 26
 
@@ -273,10 +283,11 @@ def test_history_loaded_into_a_narrower_dtype_is_consistent_with_itself():
     problem = NoisyValley()
     model = Vector(problem.w0)
     opt = with_history(model, problem)
-    options = {"cycle_length": 3, "memory_size": 4, "fisher_size": 7, "history_dtype": torch.bfloat16}
-    narrow = quiet(Vector(model.vector()).parameters(), **options)
+    storage = StorageOptions(history_dtype=torch.bfloat16)
+    narrow = quiet(Vector(model.vector()).parameters(), cycle_length=3, pairs=SMALL, storage=storage)
     narrow.load_state_dict(opt.state_dict())
-    for s, y, sy in narrow._memory.pairs:
+    assert opt.stats.pairs == 4
+    for s, y, sy in inside.state(narrow).pairs:
         torch.testing.assert_close(s.double() @ y.double(), sy, rtol=1e-6, atol=1e-9)
 
 
@@ -300,7 +311,7 @@ def test_a_shuffling_loader_does_not_disturb_the_random_state():
     data = torch.utils.data.TensorDataset(torch.randn(8, 3), torch.randn(8, 1))
     loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)
     curvature = EmpiricalFisher(model, lambda out, t: (out - t).square()[:, 0], loader)
-    opt = as_printed(model.parameters(), cycle_length=1, acceptance="none", curvature=curvature)
+    opt = as_printed(model.parameters(), cycle_length=1, reject="none", pairs=PairOptions(curvature=curvature))
     state = torch.get_rng_state()
     for _ in range(3):
         for p in model.parameters():
@@ -315,9 +326,9 @@ def test_a_shuffling_loader_does_not_disturb_the_random_state():
         ({"scaling": 5}, TypeError),
         ({"scaling": Adagrad}, TypeError),
         ({"on_cycle": 5}, TypeError),
-        ({"curvature_test": 5}, TypeError),
-        ({"direction": 5}, TypeError),
-        ({"acceptance": 7}, TypeError),
+        ({"pairs": 5}, TypeError),
+        ({"storage": torch.bfloat16}, TypeError),
+        ({"reject": 7}, TypeError),
         ({"lr": "fast"}, TypeError),
         ({"momentum": "0.9"}, TypeError),
     ],

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from adaqn.parameters.flat import FlatParameters
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from adaqn.optim.flat import FlatParameters
+from adaqn import StorageOptions
 from oracles import NoisyValley, Vector, quiet, run
 
 SHAPES = st.lists(st.lists(st.integers(0, 4), max_size=3).map(tuple), min_size=1, max_size=6).map(
@@ -63,7 +64,16 @@ class Reads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("options", [{}, {"scaling": "adam"}, {"history_dtype": torch.bfloat16}, {"maximize": True}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"scaling": "adam"},
+        {"momentum": 0.9},
+        {"storage": StorageOptions(history_dtype=torch.bfloat16)},
+        {"maximize": True},
+    ],
+)
 @pytest.mark.parametrize("tensor_lr", [False, True])
 def test_one_value_is_read_from_the_device_per_step(options, tensor_lr):
     problem = NoisyValley()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from adaqn import AdaQN, Monitor, RotatingMonitor
+from adaqn import AdaQN, Monitor, PairOptions, RejectOptions, RotatingMonitor
 from oracles import NoisyValley, Vector, as_printed, quiet, run
 
 
@@ -73,6 +73,7 @@ def test_a_low_precision_loss_is_reduced_in_float32():
     losses = torch.linspace(1, 2, 999).bfloat16()
     model = nn.Linear(1, 1).bfloat16()
     monitor = Monitor(model, lambda out, target: losses, (torch.ones(1, 1).bfloat16(), None))
+    assert torch.equal(monitor(), losses.float())
     assert monitor().dtype == torch.float32
 
 
@@ -98,14 +99,16 @@ def test_any_callable_with_a_scalar_or_per_example_losses_will_do(value):
     model = Vector(problem.w0)
     opt = as_printed(model.parameters(), monitor=lambda: value, cycle_length=2)
     run(opt, model, problem, range(6))
-    assert opt.stats.cycles == 3
+    assert (opt.stats.cycles, opt.stats.rejected, opt.stats.stored) == (3, 0, 2)
 
 
 def test_the_mean_of_per_example_losses_decides():
     problem = NoisyValley()
     model = Vector(problem.w0)
     answers = iter([torch.tensor([1.0, 3.0]), torch.tensor([0.0, 3.9]), torch.tensor([0.0, 4.1])])
-    opt = as_printed(model.parameters(), monitor=lambda: next(answers), cycle_length=1, reject_factor=1.0)
+    opt = as_printed(
+        model.parameters(), monitor=lambda: next(answers), cycle_length=1, reject=RejectOptions(factor=1.0)
+    )
     run(opt, model, problem, range(3))
     assert (opt.stats.stored, opt.stats.rejected) == (1, 1)
 
@@ -145,9 +148,9 @@ def test_without_a_monitor_it_says_so_once():
 def test_fifty_cycles_without_a_pair_are_said_once():
     problem = NoisyValley()
     model = Vector(problem.w0)
-    opt = quiet(model.parameters(), cycle_length=1, curvature_eps=1e9)
+    opt = quiet(model.parameters(), cycle_length=1, pairs=PairOptions(eps=1e9))
     run(opt, model, problem, range(49))
-    with pytest.warns(UserWarning, match="50 cycles in a row stored no curvature pair.*scale_free") as caught:
+    with pytest.warns(UserWarning, match=r"50 cycles in a row stored no curvature pair.*opt\.explain\(\)") as caught:
         run(opt, model, problem, range(49, 200))
     assert len(caught) == 1
 

@@ -1,0 +1,282 @@
+"""Which cycles are rejected, and which rejections halve the steps (D5, D7, D11, D13, D15, D23)."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from itertools import pairwise
+from math import nan
+
+import pytest
+import torch
+from adaqn.optim.judge import Judge, Losses
+from torch import Tensor, nn
+
+from adaqn import AdaQN, Monitor, Outcome, RejectOptions, RotatingMonitor
+from adaqn.core.acceptance import SMALLEST_MULTIPLIER as FLOOR
+from adaqn.core.acceptance import FactorTest, PairedTest
+from adaqn.optim.events import Counters
+from inside import number
+from oracles import NoisyValley, Vector, as_printed, run
+
+ENTROPY = nn.CrossEntropyLoss()
+
+
+class Classes:
+    """Noisy labels of five classes: losses of single examples spread widely, and a monitor of 128 is noisy."""
+
+    def __init__(self, *, rotates: bool = False, seed: int = 0, **options) -> None:
+        torch.manual_seed(0)
+        self.x = torch.randn(2000, 20)
+        teacher = nn.Sequential(nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 5))
+        with torch.no_grad():
+            for p in teacher.parameters():
+                p.mul_(3.0)
+            self.y = torch.distributions.Categorical(logits=teacher(self.x)).sample()
+        torch.manual_seed(seed)
+        self.model = nn.Sequential(nn.Linear(20, 32), nn.Tanh(), nn.Linear(32, 5))
+        sets = [(self.x[i : i + 128], self.y[i : i + 128]) for i in range(0, 1920, 128)]
+        monitor = RotatingMonitor(self.model, ENTROPY, sets) if rotates else Monitor(self.model, ENTROPY, sets[0])
+        self.opt = AdaQN(self.model.parameters(), monitor=monitor, **options)
+
+    def train(self, steps: range) -> None:
+        for k in steps:
+            rows = torch.randperm(2000, generator=torch.Generator().manual_seed(k))[:32]
+            self.opt.zero_grad()
+            ENTROPY(self.model(self.x[rows]), self.y[rows]).backward()
+            self.opt.step()
+
+    def loss(self) -> float:
+        """At the last accepted average, on everything."""
+        with torch.no_grad(), self.opt.averaged():
+            return float(ENTROPY(self.model(self.x), self.y))
+
+
+@pytest.mark.parametrize("rotates", [False, True])
+@pytest.mark.parametrize("preset", ["kronecker", "modern"])
+@pytest.mark.parametrize("lr", [0.3, 1.0, 10.0])
+def test_steps_that_are_far_too_large_still_learn(lr, preset, rotates):
+    problem = Classes(lr=lr, preset=preset, rotates=rotates)
+    start = problem.loss()
+    problem.train(range(300))
+    assert start > 1.6
+    assert problem.loss() < start - 0.1
+    assert problem.opt.stats.step_multiplier < 1.0
+
+
+def test_at_a_good_step_size_nothing_is_held_back():
+    problem = Classes(lr=0.01)
+    problem.train(range(300))
+    assert problem.opt.stats.rejected == 0
+    assert problem.loss() < 1.1
+
+
+@pytest.mark.filterwarnings("ignore:50 cycles in a row")
+@pytest.mark.parametrize("lr", [1e6, 1e12, 1e20])
+def test_no_step_size_rejects_for_ever(lr):
+    problem = Classes(lr=lr)
+    start = problem.loss()
+    problem.train(range(900))
+    assert problem.opt.stats.stored > 0
+    assert problem.loss() < start
+
+
+def test_the_best_loss_is_saved_and_goes_on_with_the_same_bits():
+    whole, halves = Classes(lr=1.0), Classes(lr=1.0)
+    whole.train(range(200))
+    halves.train(range(93))
+    resumed = Classes(lr=1.0, seed=7)
+    resumed.model.load_state_dict(halves.model.state_dict())
+    resumed.opt.load_state_dict(copy.deepcopy(halves.opt.state_dict()))
+    resumed.train(range(93, 200))
+    assert whole.opt.stats == resumed.opt.stats
+    assert whole.opt.stats.rejected > 0
+    for a, b in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_state_of_before_knows_no_best_loss():
+    problem = Classes(lr=0.3)
+    problem.train(range(40))
+    assert (number(problem.opt, "has_best"), number(problem.opt, "best_error") > 0) == (1, True)
+    saved = copy.deepcopy(problem.opt.state_dict())
+    for entry in saved["state"].values():
+        entry["format"] = 3
+        for name in ("has_best", "best_loss", "best_error"):
+            del entry[name]
+    older = Classes(lr=0.3)
+    older.opt.load_state_dict(saved)
+    assert number(older.opt, "has_best") == 0
+    assert older.opt.stats == problem.opt.stats
+
+
+def test_another_monitor_and_a_new_history_forget_it():
+    problem = Classes(lr=0.01)
+    for forget in (problem.opt.reset_history, lambda: setattr(problem.opt, "monitor", problem.opt.monitor)):
+        problem.train(range(20))
+        assert number(problem.opt, "has_best")
+        forget()
+        assert not number(problem.opt, "has_best")
+
+
+def losses(mean: float, spread: float = 1.0) -> Tensor:
+    """Their mean is exactly this, and its standard error spread / √100."""
+    noise = torch.linspace(-1.0, 1.0, 100, dtype=torch.float64)
+    return mean + spread * noise / noise.std()
+
+
+def test_what_counts_as_a_climb():
+    test, best = PairedTest(level=3.0), (1.0, 0.1)
+    assert test.has_climbed(losses(1.31), losses(1.25), best)
+    assert not test.has_climbed(losses(1.29), losses(1.25), best)
+    assert not test.has_climbed(losses(1.9), losses(2.0), best), "it is on its way down"
+    assert not test.has_climbed(torch.tensor(9.0), torch.tensor(1.0), best), "one loss knows no noise"
+    assert test.has_climbed(losses(1.31, spread=50.0), losses(1.25), best), "a blow-up spreads too"
+    assert test.has_climbed(losses(-0.69), losses(-0.75), (-1.0, 0.1))
+
+
+def test_rounding_is_no_rise():
+    old = torch.rand(128) + 1.0
+    assert not PairedTest()(torch.nextafter(old, torch.full_like(old, 9.0)), old)
+    assert PairedTest()(old + 1e-3, old)
+
+
+# ---------------------------------------------------------------------- verdicts
+
+
+RISE = Losses(new=torch.tensor(2.0), old=torch.tensor(1.0))
+FALL = Losses(new=torch.tensor(1.0), old=torch.tensor(2.0))
+FACTOR, PAIRED = FactorTest(1.01), PairedTest(3.0)
+
+
+def noisy(mean: float, seed: int, spread: float = 1.0) -> Tensor:
+    """The losses above in an order of their own: what differs between two of these is noise."""
+    return losses(mean, spread)[torch.randperm(100, generator=torch.Generator().manual_seed(seed))]
+
+
+CLIMB = Losses(new=noisy(1.35, 1), old=noisy(1.25, 2))
+"""Within the noise of one cycle, and above a best loss of 1 beyond its standard error of 0.1."""
+
+
+def counters(**values) -> Counters:
+    return Counters(**{"started": 1, "cycles": 20, **values})
+
+
+BEST = {"has_best": 1, "best_loss": 1.0, "best_error": 0.1}
+LOST = Losses(is_number=False)
+TO_NAN = Losses(new=torch.tensor(nan), old=torch.tensor(1.0))
+FROM_NAN = Losses(new=torch.tensor(9.0), old=torch.tensor(nan))
+CASES = {
+    "no monitor": (Judge(FACTOR), Losses(), counters(), 0, (False, "", False)),
+    "no test": (Judge(None), RISE, counters(), 0, (False, "", False)),
+    "better": (Judge(FACTOR, window=10), FALL, counters(rejected_at=19), 0, (False, "", False)),
+    "worse": (Judge(FACTOR), RISE, counters(), 3, (True, "worse", False)),
+    "no number": (Judge(None), LOST, counters(), 3, (True, "not finite", False)),
+    "nan": (Judge(FACTOR), TO_NAN, counters(), 3, (True, "worse", False)),
+    "a set that cannot judge": (Judge(FACTOR), FROM_NAN, counters(), 3, (False, "", False)),
+    "D11, one of two": (Judge(FACTOR, patience=2), RISE, counters(), 0, (True, "worse", False)),
+    "D11, two": (Judge(FACTOR, patience=2), RISE, counters(rejections_in_row=1), 0, (True, "worse", True)),
+    "D11, with pairs": (Judge(FACTOR, patience=2), RISE, counters(rejections_in_row=1), 1, (True, "worse", False)),
+    "D11, never": (Judge(FACTOR, patience=0), RISE, counters(rejections_in_row=0), 0, (True, "worse", False)),
+    "D15, the first": (Judge(FACTOR, window=10), RISE, counters(), 3, (True, "worse", False)),
+    "D15, within": (Judge(FACTOR, window=10), RISE, counters(rejected_at=11), 3, (True, "worse", True)),
+    "D15, beyond": (Judge(FACTOR, window=10), RISE, counters(rejected_at=10), 3, (True, "worse", False)),
+    "D15, no number": (Judge(None, window=10), LOST, counters(rejected_at=19), 3, (True, "not finite", True)),
+    "D23": (Judge(PAIRED), CLIMB, counters(**BEST), 3, (True, "climbed", True)),
+    "D23 and D15": (Judge(PAIRED, window=10), CLIMB, counters(**BEST, rejected_at=19), 3, (True, "climbed", True)),
+    "D23, no best yet": (Judge(PAIRED), CLIMB, counters(), 3, (False, "", False)),
+    "D23, not by factor": (Judge(FactorTest(2.0)), CLIMB, counters(**BEST), 3, (False, "", False)),
+}  # fmt: skip
+"""The rules, the losses, the counters, the pairs in memory → (rejected, why, halve)."""
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_verdicts(name):
+    judge, seen, known, pairs, expected = CASES[name]
+    before = copy.deepcopy(known)
+    verdict = judge.verdict(seen, known, pairs)
+    assert (verdict.rejected, verdict.why, verdict.halve) == expected
+    assert known == before, "a verdict changes nothing by itself"
+    assert judge.verdict(seen, known, pairs) == verdict
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_a_verdict_halves_the_steps_once_and_not_below_the_floor(name):
+    judge, seen, known, pairs, (_, _, halve) = CASES[name]
+    for multiplier in (1.0, 0.5, FLOOR):
+        now = replace(known, step_multiplier=multiplier)
+        judge.verdict(seen, now, pairs).apply_to(now)
+        assert now.step_multiplier == max(multiplier / 2 if halve else multiplier, FLOOR)
+
+
+def test_the_best_loss_fades_only_when_it_rejects():
+    known = counters(**BEST)
+    Judge(PAIRED).verdict(CLIMB, known, 3).apply_to(known)
+    assert known.best == (pytest.approx(1.0 + 0.1 * 0.25), 0.1)
+    Judge(PAIRED).verdict(Losses(new=noisy(0.5, 3), old=noisy(1.25, 2)), known, 3).apply_to(known)
+    assert known.best == (pytest.approx(0.5), pytest.approx(0.1))
+
+
+def test_weights_that_are_lost_count_where_there_is_a_window():
+    """D13: D11 does not count them."""
+    assert not Judge(None, patience=1).lost(counters(), 0).halve
+    assert Judge(None, window=5).lost(counters(rejected_at=18), 0).halve
+
+
+# ---------------------------------------------------------------------- the step multiplier of an optimizer
+
+
+class Written:
+    """A monitor whose answers are written down in advance, the last one for ever; asked for candidates alone."""
+
+    def __init__(self, *answers) -> None:
+        self.answers = list(answers)
+
+    def __call__(self):
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+
+def judged(monitor, steps: int, reject: RejectOptions):
+    """One cycle per step; returns the optimizer and the multiplier after each."""
+    problem = NoisyValley()
+    model, events = Vector(problem.w0), []
+    opt = as_printed(
+        model.parameters(), lr=0.05, cycle_length=1, monitor=monitor, reject=reject, on_cycle=events.append
+    )
+    run(opt, model, problem, range(steps))
+    return opt, [(event.outcome, event.step_multiplier) for event in events]
+
+
+def test_a_cycle_that_two_rules_call_too_long_is_halved_once():
+    """D23 at a cycle within the window of D15."""
+    answers = [noisy(1.0, 1), noisy(1.1, 2), noisy(1.25, 3), noisy(1.35, 4), noisy(1.40, 5), noisy(1.40, 6)]
+    opt, found = judged(Written(*answers), 5, RejectOptions("paired", window=10))
+    assert [outcome for outcome, _ in found[:2]] == [Outcome.STARTED, Outcome.STORED]
+    assert found[2:] == [(Outcome.REJECTED, 0.5), (Outcome.REJECTED, 0.25), (Outcome.REJECTED, 0.125)]
+    assert opt.stats.step_multiplier == 0.125
+
+
+WORSE = (1.0, 2.0)
+CLIMBING = (noisy(1.0, 1), noisy(1.1, 2), noisy(9.0, 3, spread=50.0))
+
+
+@pytest.mark.filterwarnings("ignore:50 cycles in a row")
+@pytest.mark.parametrize(
+    "reject, answers",
+    [
+        (RejectOptions("factor", patience=1), WORSE),
+        (RejectOptions("factor", window=1), (1.0, 1.0, 2.0)),
+        (RejectOptions("paired", window=10), CLIMBING),
+        (RejectOptions("paired", patience=1), CLIMBING[1:]),
+    ],
+    ids=["D11", "D15", "D15 and D23", "D11 and D23"],
+)
+def test_no_rule_shrinks_the_steps_to_nothing(reject, answers):
+    """1,100 rejections in a row: halved as often, a float would be 0, and explain() would divide by it."""
+    opt, found = judged(Written(*answers), 1101, reject)
+    assert opt.stats.rejected == 1100
+    assert opt.stats.step_multiplier == FLOOR == 2.0**-80
+    assert "rejected" in str(opt.explain())
+    rejected = [multiplier for outcome, multiplier in found if outcome is Outcome.REJECTED]
+    for before, after in pairwise(rejected):
+        assert after in (before, max(before / 2, FLOOR))
