@@ -21,15 +21,14 @@ SCALINGS = [Scaling(), BarzilaiBorwein(0.3), Adagrad(), RMSProp(), Adam(), Krone
 
 
 def learnt(scaling: Scaling) -> tuple[Scaling, int]:
-    """That has seen a few gradients."""
-    n = sum(map(math.prod, SHAPES))
-    vectors = {name: torch.zeros(n, dtype=torch.float64) for name in scaling.vector_names}
-    kept = [scaling.tensor_shapes(shape) for shape in SHAPES]
-    tensors = [{name: torch.zeros(ours, dtype=torch.float64) for name, ours in shapes.items()} for shapes in kept]
-    scaling.build(vectors, SHAPES, tensors)
+    """That has seen a few gradients, and how long they are."""
+    params = [nn.Parameter(torch.zeros(shape, dtype=torch.float64)) for shape in SHAPES]
+    opt = AdaQN(params, lr=0.0, scaling=scaling, reject="none")
     for _ in range(7):
-        scaling.update(torch.randn(n, dtype=torch.float64))
-    return scaling, n
+        for p in params:
+            p.grad = torch.randn_like(p)
+        opt.step()
+    return opt.scaling, sum(p.numel() for p in params)
 
 
 @pytest.mark.parametrize("scaling", SCALINGS, ids=lambda s: type(s).__name__)
@@ -82,7 +81,8 @@ class OnlyForwards(Scaling):
 def test_a_scaling_without_inverse_is_not_damped_and_says_so_where_that_was_asked_for():
     w = [nn.Parameter(torch.ones(3))]
     assert not OnlyForwards().has_inverse()
-    assert method(AdaQN(w, scaling=OnlyForwards())).repair is None
+    assert method(AdaQN(w, preset="modern", scaling=OnlyForwards())).repair is None
+    assert method(AdaQN(w, preset="modern")).repair is not None
     with pytest.raises(ValueError, match=r"OnlyForwards has an apply\(\) without.*damping=0"):
         AdaQN(w, scaling=OnlyForwards(), pairs=PairOptions(damping=0.5))
     with pytest.raises(ValueError, match=r"damping must lie in \[0, 1\], got 2"):
@@ -98,8 +98,8 @@ def test_small_losses_do_not_lengthen_steps_without_bound():
         for factor in (1.0, 1e-6):
             problem = NoisyValley()
             model = Vector(problem.w0)
-            pairs = PairOptions(damping=damping)
-            opt = AdaQN(model.parameters(), preset="modern", pairs=pairs, reject="none", scaling=Adam(eps=1e-30))
+            pairs, scaling = PairOptions(damping=damping), Adam(eps=1e-30)
+            opt = AdaQN(model.parameters(), preset="modern", pairs=pairs, reject="none", scaling=scaling)
             before, steps = model.vector(), []
             for k in range(60):
                 model.set_gradient(problem.gradient(model.vector(), k) * factor)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from adaqn.core.checks import at_least_one, choose
-from adaqn.parameters.loading import entries_by_parameter
 from adaqn.parameters.flat import check_one_device
+from adaqn.parameters.loading import entries_by_parameter
 
 PRECONDITIONERS = {name: name for name in ("fisher", "gradient", "none")}
 
