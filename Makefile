@@ -8,7 +8,15 @@ ifneq ($(wildcard ../shared/data/README.md),)
 export ADAQN_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: setup demo test test-slow check lint types docs dist bench clean
+# Two cores are enough for a quarter of an hour. CI's log tells where the time goes.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal $(if $(CI),--durations=25)
+
+# What computes, without what starts processes, browsers and builds.
+NUMBERS := tests --ignore=tests/experiments --ignore=tests/distributed --ignore=tests/integrations \
+	--ignore=tests/test_docs.py --ignore=tests/test_release.py
+THREADS ?= 1
+
+.PHONY: setup demo test test-slow test-numbers check lint types docs dist bench clean
 
 setup: $(STAMP)
 
@@ -22,10 +30,14 @@ demo: setup  ## train the paper's RNN with AdaQN, Adagrad and Adam; leaves a pic
 	$(BIN)/adaqn compare --out demo-output
 
 test: setup  ## all tests but the slow ones
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test-slow: setup  ## all tests
-	$(BIN)/python -m pytest -n 2
+	$(PYTEST)
+
+test-numbers: setup  ## the numerical tests with other last digits: CAPABILITY=default or avx2, THREADS=1 or 2
+	$(if $(CAPABILITY),ATEN_CPU_CAPABILITY=$(CAPABILITY)) ADAQN_TEST_THREADS=$(THREADS) \
+		$(PYTEST) -q -m "not slow" $(NUMBERS)
 
 lint: setup
 	$(BIN)/ruff format --check .
@@ -37,7 +49,7 @@ types: setup
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict  # never --quiet: it hides warnings from --strict too
 
-check: lint types test docs  ## what continuous integration runs
+check: lint types test docs  ## what to run before a push; continuous integration adds test-numbers (.ci/run)
 
 dist: setup  ## a wheel and an sdist in dist/
 	$(BIN)/python -m build

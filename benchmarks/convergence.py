@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from adaqn.experiments.cells import LinearRNN
+from adaqn.experiments.stepping import take_step
 from sklearn.datasets import load_breast_cancer
 from torch import Tensor, nn
 
-from adaqn import OLBFGS, RES, SQN, AdaQN, HessianProduct, Monitor, SdLBFGS
+from adaqn import OLBFGS, RES, SQN, AdaQN, HessianProduct, Monitor, PairOptions, SdLBFGS
 from adaqn.baselines import KFAC, SFO, HessianFree
-from adaqn.experiments.cells import LinearRNN
-from adaqn.experiments.stepping import take_step
 
 Batch = tuple[Tensor, Tensor]
 
@@ -141,7 +141,7 @@ METHODS = [
     Method(
         "AdaQN, scale-free test",
         lambda m, p, lr: AdaQN(
-            m.parameters(), lr, preset="paper", monitor=_monitored(m, p), curvature_test="scale_free"
+            m.parameters(), lr, preset="paper", monitor=_monitored(m, p), pairs=PairOptions(test="scale_free")
         ),
         0.03,
     ),

@@ -22,12 +22,12 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from adaqn import AdaQN, Monitor
+from adaqn import AdaQN, Monitor, StorageOptions
 
 KINDS = {
     "DDP": {},
-    "DDP, shard_history": {"shard_history": True},
-    "DDP, shard_history, Kronecker": {"shard_history": True, "preset": "kronecker"},
+    "DDP, shard_history": {"storage": StorageOptions(shard_history=True)},
+    "DDP, shard_history, Kronecker": {"storage": StorageOptions(shard_history=True), "preset": "kronecker"},
     "FSDP2": {},
 }
 BATCH = 16

@@ -13,9 +13,9 @@ import statistics
 import time
 
 import torch
-
 from adaqn.experiments.config import RunConfig
 from adaqn.experiments.display import progress_bars
+
 from adaqn.experiments.training import Progress, Run
 
 

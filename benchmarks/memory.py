@@ -23,27 +23,40 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from adaqn import AdaQN, EmpiricalFisher
+from adaqn import AccumulatedFisher, AdaQN, Curvature, EmpiricalFisher, PairOptions, StorageOptions
 
 AIM = 0.02
 WIDTH = 1000  # four square layers of that width: 4 million parameters
 SMALL = 100  # of the rehearsal
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 16), "MALLOC_ARENA_MAX": "1"}
-BF16_HISTORY = {"history_dtype": torch.bfloat16, "fisher_dtype": torch.bfloat16}
-CONFIGURATIONS: dict[str, dict[str, Any]] = {
-    "the paper's defaults": {},
-    "bfloat16 pairs and F̃": BF16_HISTORY,
-    "3 pairs, 50 gradients": {"memory_size": 3, "fisher_size": 50},
-    "3 pairs, 50 gradients, bfloat16": {"memory_size": 3, "fisher_size": 50, **BF16_HISTORY},
-    "EmpiricalFisher": {"empirical_fisher": True},
-    "bfloat16 model, master weights": {"bf16_model": True, "master_weights": True},
-    "averaged() in use": {"averaged": True},
+BF16_HISTORY = StorageOptions(history_dtype=torch.bfloat16, fisher_dtype=torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Configuration:
+    memory_size: int = 10
+    fisher_size: int = 100
+    storage: StorageOptions = field(default_factory=StorageOptions)
+    dtype: torch.dtype = torch.float32
+    """Of the model."""
+    empirical_fisher: bool = False
+    averaged: bool = False
+
+
+CONFIGURATIONS = {
+    "the paper's defaults": Configuration(),
+    "bfloat16 pairs and F̃": Configuration(storage=BF16_HISTORY),
+    "3 pairs, 50 gradients": Configuration(3, 50),
+    "3 pairs, 50 gradients, bfloat16": Configuration(3, 50, BF16_HISTORY),
+    "EmpiricalFisher": Configuration(empirical_fisher=True),
+    "bfloat16 model, master weights": Configuration(storage=StorageOptions(master_weights=True), dtype=torch.bfloat16),
+    "averaged() in use": Configuration(averaged=True),
 }
 
 
@@ -56,44 +69,44 @@ def per_example_loss(output: Tensor, target: Tensor) -> Tensor:
     return (output - target).square().mean(dim=1)
 
 
-def fill(model: nn.Module, width: int, options: dict[str, Any], averaged: bool, empirical_fisher: bool) -> AdaQN:
+def fill(model: nn.Module, width: int, chosen: Configuration) -> AdaQN:
     """An optimizer that has run until every ring was full, and one cycle more."""
-    if empirical_fisher:
+    curvature: Curvature = AccumulatedFisher(chosen.fisher_size)
+    if chosen.empirical_fisher:
         batch = torch.randn(8, width), torch.randn(8, width)
-        options = {**options, "curvature": EmpiricalFisher(model, per_example_loss, [batch])}
-    opt = AdaQN(model.parameters(), lr=1e-5, preset="paper", acceptance="none", curvature_eps=0.0, **options)
-    steps = max(options.get("fisher_size", 100), 5 * options.get("memory_size", 10) + 5) + 5
+        curvature = EmpiricalFisher(model, per_example_loss, [batch])
+    pairs = PairOptions(chosen.memory_size, curvature=curvature, eps=0.0)  # every pair is stored
+    opt = AdaQN(model.parameters(), 1e-5, preset="paper", pairs=pairs, reject="none", storage=chosen.storage)
+    steps = max(chosen.fisher_size, 5 * chosen.memory_size + 5) + 5
     for step in range(steps):
         for p in model.parameters():
             assert p.grad is not None
             p.grad.normal_()
         opt.step()
-        if averaged and step >= 5:
+        if chosen.averaged and step >= 5:
             with opt.averaged():
                 pass
-    if opt.stats.pairs != opt.options.memory_size:
+    if opt.stats.pairs != chosen.memory_size:
         raise RuntimeError(f"the memory was not full, so the figure means nothing: {opt.stats}")
     return opt
 
 
 def measure(name: str, width: int) -> dict[str, float]:
     """In a fresh process: bytes promised, kept and at the peak."""
-    options = dict(CONFIGURATIONS[name])
-    averaged, empirical_fisher = options.pop("averaged", False), options.pop("empirical_fisher", False)
-    dtype = torch.bfloat16 if options.pop("bf16_model", False) else torch.float32
+    chosen = CONFIGURATIONS[name]
 
     def with_gradients(width: int) -> nn.Module:
-        model = make_model(width, dtype)
+        model = make_model(width, chosen.dtype)
         for p in model.parameters():
             p.grad = torch.ones_like(p)
         return model
 
-    fill(with_gradients(SMALL), SMALL, options, averaged, empirical_fisher)
+    fill(with_gradients(SMALL), SMALL, chosen)
     model = with_gradients(width)
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM ← VmRSS
     before = resident("VmRSS")
-    opt = fill(model, width, options, averaged, empirical_fisher)
+    opt = fill(model, width, chosen)
     peak, kept = resident("VmHWM") - before, resident("VmRSS") - before
     vector = 4 * sum(p.numel() for p in model.parameters())
     return {"promised": opt.state_size(), "kept": kept, "peak": peak, "vector": vector}

@@ -19,9 +19,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from adaqn import Adam, Kronecker
 from adaqn.core.eigenbasis import next_basis
-from adaqn.core.kronecker import Kronecker
-from adaqn.core.scaling import Adam
 
 ROWS = 1600
 SHAPES = ((100, 100), (400, 100), (512, 512), (1024, 1024))

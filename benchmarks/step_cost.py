@@ -27,8 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adaqn import AdaQN, Monitor
-from adaqn.core.direction import gram, two_loop
+from adaqn import AdaQN, Monitor, PairOptions, RejectOptions, StorageOptions
+from adaqn.core.direction import Direction, gram, two_loop
 from textbook import Textbook
 
 M, M_F, L = 10, 100, 5  # the paper's memory_size, fisher_size and cycle_length
@@ -72,11 +72,13 @@ def step_times(n: int, dtype: torch.dtype, rounds: int, per_turn: int, halves: t
             step()
 
     ours, theirs, rivals = fresh(), fresh(), fresh()
-    opt = AdaQN(ours, lr, preset="paper", acceptance="none", curvature_eps=0.0, history_dtype=dtype, fisher_dtype=dtype)
+    direction = Switch(gram)
+    pairs, storage = PairOptions(eps=0.0, direction=direction), StorageOptions(history_dtype=dtype, fisher_dtype=dtype)
+    opt = AdaQN(ours, lr, preset="paper", pairs=pairs, reject="none", storage=storage)
     textbook = Textbook(theirs, lr, M, M_F, L, dtype)
 
-    def adaqn(direction: Any) -> None:
-        opt.options.direction = direction  # both on one history: half the memory
+    def adaqn(chosen: Direction) -> None:
+        direction.chosen = chosen
         run(ours, opt.step)
 
     contenders: dict[str, Callable[[], Any]] = {
@@ -98,6 +100,16 @@ def step_times(n: int, dtype: torch.dtype, rounds: int, per_turn: int, halves: t
     bandwidth = sum(half.nbytes for half in halves) / times.pop(READ)
     per_step = {name: seconds / (per_turn * L) for name, seconds in times.items()}
     return {"bandwidth": bandwidth, "floor": floor_bytes(n, dtype) / bandwidth} | per_step
+
+
+class Switch:
+    """A direction that is now one and now another: both on one history, for half of the memory."""
+
+    def __init__(self, chosen: Direction) -> None:
+        self.chosen = chosen
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self.chosen(*args, **kwargs)
 
 
 class CharacterModel(nn.Module):
@@ -132,7 +144,8 @@ def rnn_times(rounds: int) -> Table:
     batches = cycle([(b[:, :-1], b[:, 1:]) for b in torch.randint(84, (64, 32, 51))])
     monitored = torch.randint(84, (128, 51))
     monitor = Stopwatch(Monitor(model, loss_fn, (monitored[:, :-1], monitored[:, 1:])))
-    adaqn = AdaQN(model.parameters(), 1e-3, preset="paper", monitor=monitor, reject_factor=100.0, curvature_eps=0.0)
+    pairs, reject = PairOptions(eps=0.0), RejectOptions(factor=100.0)  # store every pair, reject no cycle
+    adaqn = AdaQN(model.parameters(), 1e-3, monitor=monitor, preset="paper", pairs=pairs, reject=reject)
     adam = torch.optim.Adam(model.parameters(), 1e-3, fused=True)
     passes = Stopwatch(lambda x, target: loss_fn(model(x), target).backward())
     seen: dict[str, list[float]] = {}

@@ -38,7 +38,7 @@ class Textbook:
             total.add_(p.view(-1))
         self.steps += 1
         if self.steps % self.cycle_length == 0:
-            self.finish_cycle()
+            self._finish_cycle()
 
     def direction(self, q: Tensor) -> Tensor:
         m = len(self.S)
@@ -53,7 +53,7 @@ class Textbook:
             r.add_(self.S[i], alpha=alphas[i] - beta)
         return r
 
-    def finish_cycle(self) -> None:
+    def _finish_cycle(self) -> None:
         candidate = torch.div(self.total, self.cycle_length, out=self.q)
         s, y = torch.sub(candidate, self.anchor, out=self.r), self.total.zero_()
         gradients = self.F[: self.steps]

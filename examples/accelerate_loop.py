@@ -32,18 +32,18 @@ class Progress:
 
 def main(folder: str) -> None:
     set_seed(0)
-    # A seedable sampler's order follows from seed and epoch: a resumed epoch has the same.
+    # A seedable sampler's order depends only on seed and epoch, so a resumed epoch has the same order.
     loading = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=0)
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, dataloader_config=loading)
     inputs = torch.randn(640, 20)
     data = TensorDataset(inputs, torch.sin(inputs.sum(1, keepdim=True)))
     net = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Dropout(0.1), nn.Linear(64, 1))
     loss_fn, adaqn = nn.MSELoss(), AdaQN(net.parameters())
-    # With a generator of its own the loader takes no numbers from dropout's when a resumed epoch begins in the middle.
+    # A generator of its own: otherwise a loader that resumes in mid-epoch draws from the one that dropout uses.
     loader = DataLoader(data, batch_size=32, shuffle=True, generator=torch.Generator())
     model, opt, loader = accelerator.prepare(net, adaqn, loader)
     batch = [tensor.to(accelerator.device) for tensor in training_batch(loader)]
-    adaqn.monitor = Monitor(net, loss_fn, batch)  # of the model itself, not of its wrapper
+    adaqn.monitor = Monitor(net, loss_fn, batch)  # the model itself, not its wrapper
 
     progress = Progress()
     accelerator.register_for_checkpointing(progress)
@@ -59,7 +59,7 @@ def main(folder: str) -> None:
                 accelerator.backward(loss)
                 if accelerator.sync_gradients:
                     accelerator.clip_grad_norm_(model.parameters(), 1.0)
-                opt.step()  # makes a step every second time
+                opt.step()  # steps every second time
                 opt.zero_grad()
             progress.batches += 1
             if progress.batches % SAVE_EVERY == 0:
@@ -68,7 +68,7 @@ def main(folder: str) -> None:
 
 
 def save(accelerator: Accelerator, target: Path, link: Path) -> None:
-    """A new folder, and a link that leads to it only when it is complete."""
+    """A new folder, and a link that points to it only once it is complete."""
     accelerator.save_state(str(target), safe_serialization=False)
     if accelerator.is_main_process:
         new = link.with_suffix(".new")

@@ -1,4 +1,4 @@
-"""AdaQN with gradients of four small batches added up, and clipped: what counts as a step is a call of ``step()``.
+"""AdaQN with gradient accumulation over four small batches, and clipping; a step is a call of ``step()``.
 
 python examples/accumulation_and_clipping.py checkpoint.pt
 """

@@ -26,12 +26,10 @@ def main(path: str) -> None:
         opt.step()
         if step >= STEPS // 2:
             scheduler.step()
-            averaged.update_parameters(
-                model
-            )  # the weights themselves; to go on from an average, see docs/frameworks.md
+            averaged.update_parameters(model)  # to train on from an average, see docs/frameworks.md
         save(path, step, loss, **parts)
     print(f"averaged: loss {loss_fn(averaged.eval()(inputs), targets).item()!r}")
-    with opt.averaged():  # AdaQN's own average of the last accepted cycle, which costs nothing more
+    with opt.averaged():  # AdaQN's own average of the last accepted cycle; allocates one vector
         print(f"last cycle: loss {loss_fn(model.eval()(inputs), targets).item()!r}")
 
 

@@ -18,13 +18,13 @@ def problem() -> tuple[nn.Module, Tensor, Tensor]:
 
 
 def batch_of(step: int, inputs: Tensor, targets: Tensor, size: int = 32) -> tuple[Tensor, Tensor]:
-    """Which examples depends on the step alone, so that a resumed run goes on with the same."""
+    """Which examples depends on the step alone, so that a resumed run sees the same."""
     chosen = torch.randint(len(inputs), (size,), generator=torch.Generator().manual_seed(step))
     return inputs[chosen], targets[chosen]
 
 
 def resume(path: str, **parts: Any) -> int:
-    """Load every part from a checkpoint, if there is one; the next step."""
+    """Load every part from a checkpoint, if there is one, and return the next step."""
     if not os.path.exists(path):
         return 0
     saved = torch.load(path, weights_only=True)
@@ -35,7 +35,7 @@ def resume(path: str, **parts: Any) -> int:
 
 
 def save(path: str, step: int, loss: Tensor, **parts: Any) -> None:
-    """Every 10 steps; at no moment is there half a checkpoint."""
+    """Every 10 steps; the file is replaced as a whole, so a kill never leaves half a checkpoint."""
     if step % 10 != 9:
         return
     state = {name: part.state_dict() for name, part in parts.items()}

@@ -16,8 +16,8 @@ def main(path: str) -> None:
     model, inputs, targets = problem()
     loss_fn = nn.MSELoss()
     compiled = torch.compile(model)
-    # Parameters, monitor and checkpoint belong to the model itself: the monitor's eval mode and its batch of another
-    # size would have it compiled twice more, and the names in a compiled model's state_dict begin with _orig_mod.
+    # Parameters, monitor and checkpoint use the model itself: the monitor's eval mode and its batch size would each
+    # compile it once more, and the names in a compiled model's state_dict begin with _orig_mod.
     opt = AdaQN(model.parameters(), monitor=Monitor(model, loss_fn, (inputs[:128], targets[:128])))
     for step in range(resume(path, model=model, optimizer=opt), STEPS):
         x, target = batch_of(step, inputs, targets)

@@ -28,7 +28,7 @@ class Counting(Dataset):
 
 
 class Marking(TrainerCallback):
-    """A checkpoint is a folder, and a kill may leave half of it: mark those that are whole."""
+    """A checkpoint is a folder, and a kill may leave it incomplete: mark those that are complete."""
 
     def on_save(self, args, state, control, **kwargs) -> None:
         Path(args.output_dir, f"checkpoint-{state.global_step}", COMPLETE).touch()
@@ -56,7 +56,7 @@ def main(folder: str) -> None:
         report_to="none",
         disable_tqdm=True,
     )
-    # The step size is given here: args.learning_rate is for the optimizers that the Trainer makes itself.
+    # lr is set here: args.learning_rate applies only to the optimizers that the Trainer builds itself.
     trainer = Trainer(
         model, args, train_dataset=Counting(), optimizer_cls_and_kwargs=(AdaQN, {"lr": 0.01}), callbacks=[Marking()]
     )

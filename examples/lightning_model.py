@@ -1,4 +1,4 @@
-"""AdaQN in Lightning, with automatic optimization; killed and started again, it goes on from its last epoch.
+"""AdaQN in Lightning, with automatic optimization; killed and restarted, it resumes from its last epoch.
 
 python examples/lightning_model.py run
 """
@@ -46,7 +46,7 @@ def main(folder: str) -> None:
     seed_everything(0, verbose=False)
     inputs = torch.randn(640, 20)
     data = TensorDataset(inputs, torch.sin(inputs.sum(1, keepdim=True)))
-    # Lightning saves no random state. This sampler needs none: its order follows from the epoch, which Lightning sets.
+    # Lightning saves no random state. This sampler needs none: its order depends on the epoch, which Lightning sets.
     sampler = DistributedSampler(data, num_replicas=1, rank=0)
     module = Regression()
     trainer = Trainer(

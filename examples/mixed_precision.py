@@ -26,7 +26,7 @@ def main(path: str, precision: str = "float16") -> None:
         scaler.scale(loss).backward()
         scaler.unscale_(opt)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # only after unscaling
-        scaler.step(opt)  # leaves out a step whose gradients overflowed
+        scaler.step(opt)  # skips a step whose gradients overflowed
         scaler.update()
         save(path, step, loss, model=model, optimizer=opt, scaler=scaler)
 

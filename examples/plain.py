@@ -1,4 +1,4 @@
-"""AdaQN in a plain PyTorch loop that may be killed at any moment and started again.
+"""AdaQN in a plain PyTorch loop that may be killed at any moment and restarted.
 
 python examples/plain.py checkpoint.pt
 """
@@ -20,7 +20,7 @@ def main(path: str) -> None:
     torch.manual_seed(0)
     inputs = torch.randn(640, 20)
     data = TensorDataset(inputs, torch.sin(inputs.sum(1, keepdim=True)))
-    order = torch.Generator()  # of the batches; a seed per epoch, so that a resumed epoch has the same
+    order = torch.Generator()  # of the batches; seeded per epoch, so that a resumed epoch has the same order
     loader = DataLoader(data, batch_size=32, shuffle=True, generator=order)
     model = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Dropout(0.1), nn.Linear(64, 1))
     loss_fn = nn.MSELoss()
@@ -43,7 +43,7 @@ def main(path: str) -> None:
             opt.step()
         state = {"model": model.state_dict(), "optimizer": opt.state_dict(), "random": torch.get_rng_state()}
         torch.save({**state, "epoch": epoch + 1}, path + ".new")
-        os.replace(path + ".new", path)  # at no moment is there half a checkpoint
+        os.replace(path + ".new", path)  # as a whole: a kill never leaves half a checkpoint
         print(f"epoch {epoch}: loss {loss.item()!r}, {opt.stats.stored} pairs stored", flush=True)
 
 

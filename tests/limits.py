@@ -3,3 +3,4 @@
 import os
 
 LIMIT = float(os.environ.get("ADAQN_TEST_LIMIT", "600"))
+"""Seconds."""

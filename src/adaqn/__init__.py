@@ -12,7 +12,7 @@ from adaqn.optim.monitor import Monitor, RotatingMonitor
 from adaqn.optim.optimizer import QuasiNewton
 from adaqn.optim.settings import PRESETS, PairOptions, Preset, RejectOptions, StorageOptions
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "OLBFGS",

@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from inside_baselines import factors_of_curvlinops, seen_by_layer
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss, one_hot
 
@@ -18,7 +19,7 @@ from adaqn.baselines.kfac_factors import (
     precondition,
     running_average,
 )
-from adaqn.experiments.cells import LinearRNN
+from adaqn.experiments.problems.linear_recurrent import LinearRNN
 from oracles import random_spd
 
 SHARING = pytest.mark.parametrize("sharing", ["expand", "reduce"])
@@ -26,11 +27,6 @@ SHARING = pytest.mark.parametrize("sharing", ["expand", "reduce"])
 
 def close(a, b):
     torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
-
-
-def seen(opt):
-    """(A, G) by layer name, as the next step would find them."""
-    return {block.name: pair for block, pair in zip(opt.blocks, opt._recorder.collect(), strict=True)}
 
 
 def with_ones(a):
@@ -67,7 +63,7 @@ def test_mlp_factors_are_the_moments_of_activations_and_per_example_gradients():
     model, x, y = mlp(3, 5, 4), torch.randn(6, 3, dtype=torch.float64), torch.randint(4, (6,))
     opt = KFAC(model)
     cross_entropy(model(x), y).backward()
-    factors = seen(opt)
+    factors = seen_by_layer(opt)
     hidden = torch.tanh(model[0](x)).detach()
     bias_gradients = {"0": [], "2": []}  # the gradient in a bias is that in the layer's outputs
     for i in range(6):
@@ -85,7 +81,7 @@ def test_for_one_layer_and_one_example_the_kronecker_product_is_the_empirical_fi
     opt = KFAC(model)
     cross_entropy(model(x), y).backward()
     vec = torch.cat([model.weight.grad, model.bias.grad[:, None]], dim=1).T.reshape(-1)  # column by column
-    A, G = seen(opt)["model"]
+    A, G = seen_by_layer(opt)["model"]
     close(torch.kron(A, G), torch.outer(vec, vec))
 
 
@@ -145,7 +141,7 @@ def test_recurrent_factors_are_the_definition_for_one_call_and_for_a_call_per_st
     opt = KFAC(model, sharing=sharing, terms_per_example=terms)
     expected = tagger_calls(model, x, loss)
     loss(model(x)).backward()
-    factors = seen(opt)
+    factors = seen_by_layer(opt)
     assert factors.keys() == expected.keys()
     for name, (a, g) in expected.items():
         A, G = definition(a, g, sharing, 2 * terms)
@@ -159,7 +155,7 @@ def test_symbols_are_one_hot_inputs(sharing):
     opt = KFAC(embedding, sharing=sharing)
     (embedding(x) * (c := torch.randn(4, 6, 3, dtype=torch.float64))).sum().backward()
     A, G = definition(one_hot(x, 5).double(), c, sharing, 4)
-    got = seen(opt)["model"]
+    got = seen_by_layer(opt)["model"]
     close(got[0], A.diagonal())
     close(got[1], G)
 
@@ -173,7 +169,7 @@ def test_padding_is_an_input_of_zeros_without_a_gradient(sharing):
     a = one_hot(x, 5).double()
     a[..., 2] = 0.0
     A, G = definition(a, c * (x != 2).unsqueeze(-1), sharing, 4)
-    got = seen(opt)["model"]
+    got = seen_by_layer(opt)["model"]
     close(got[0], A.diagonal())
     close(got[1], G)
 
@@ -184,7 +180,7 @@ def test_wide_factors_are_diagonals():
     for limit in (100, 4):
         opt = KFAC(model, max_dimension=limit)
         cross_entropy(model(x), y).backward()
-        factors.append(seen(opt))
+        factors.append(seen_by_layer(opt))
         opt.remove_hooks()
     full, narrow = factors
     assert [f.dim() for pair in narrow.values() for f in pair] == [2, 1, 1, 2]
@@ -197,11 +193,11 @@ def test_accumulated_micro_batches_are_the_whole_batch(sharing):
     model, x, y = Tagger(), torch.randn(6, 4, 3, dtype=torch.float64), torch.randn(6, 4, 4, dtype=torch.float64)
     opt = KFAC(model, sharing=sharing)
     mse_loss(model(x), y).backward()
-    whole = seen(opt)
+    whole = seen_by_layer(opt)
     for part in range(3):
         rows = slice(2 * part, 2 * part + 2)
         (mse_loss(model(x[rows]), y[rows]) / 3).backward()
-    for name, pair in seen(opt).items():
+    for name, pair in seen_by_layer(opt).items():
         close(pair[0], whole[name][0])
         close(pair[1], whole[name][1])
 
@@ -210,10 +206,10 @@ def test_the_factors_of_a_sum_are_those_of_the_mean_times_the_batch():
     model, x, y = mlp(3, 5, 4), torch.randn(6, 3, dtype=torch.float64), torch.randint(4, (6,))
     mean, total = KFAC(model), KFAC(model, loss_reduction="sum")
     cross_entropy(model(x), y).backward()
-    expected = seen(mean)
+    expected = seen_by_layer(mean)
     total.zero_grad()
     cross_entropy(model(x), y, reduction="sum").backward()
-    for name, (A, G) in seen(total).items():
+    for name, (A, G) in seen_by_layer(total).items():
         close(A, expected[name][0])
         close(G, 6 * expected[name][1])
 
@@ -227,7 +223,7 @@ def test_sampled_targets_give_the_fisher_matrix_of_the_model():
     with opt.sampling():
         for _ in range(3000):
             cross_entropy(output, torch.multinomial(p, 1)[:, 0]).backward(retain_graph=True)
-    A, G = seen(opt)["model"]
+    A, G = seen_by_layer(opt)["model"]
     close(A, with_ones(x).T @ with_ones(x) / 5)
     expected = torch.diag(p.mean(0)) - p.T @ p / 5
     torch.testing.assert_close(G, expected, rtol=0.05, atol=0.01)
@@ -261,12 +257,12 @@ def test_factors_are_those_of_curvlinops(sharing, reduction, sequence):
         check_deterministic=False,
     )
     theirs.compute_kronecker_factors()
-    seen(opt)  # their passes went through our hooks
+    seen_by_layer(opt)  # their passes went through our hooks
     # They undo the mean over the 4 components of a squared error, in the covariance of the gradients: √4 in the loss.
     (loss(model(x), y) * (2 if sequence and reduction == "mean" else 1)).backward()
-    for name, (A, G) in seen(opt).items():
-        close(A, theirs._input_covariances[name])
-        close(G, theirs._gradient_covariances[name])
+    for name, (A, G) in seen_by_layer(opt).items():
+        for ours, other in zip((A, G), factors_of_curvlinops(theirs, name), strict=True):
+            close(ours, other)
 
 
 # ---------------------------------------------------------------------- the formulas

@@ -8,6 +8,7 @@ import pickle
 
 import pytest
 import torch
+from inside_baselines import sfo_state
 from torch import Tensor, nn
 
 from adaqn.baselines import SFO
@@ -185,7 +186,7 @@ def trained(n: int, steps: int, batches: int = 8, **options) -> tuple[Quadratics
 @pytest.mark.parametrize("n", [20, 200])
 def test_every_hessian_is_built_from_the_gradients_of_its_own_minibatch(n):
     problem, opt = trained(n, 20 if n == 200 else 24, initial_curvature=20.0, history_size=2)
-    m = opt._memory
+    m = sfo_state(opt)
     assert opt.stats.rejected == opt.stats.collapses == 0
     P = m.subspace.rows
     for i, log in enumerate(problem.log):
@@ -200,7 +201,7 @@ def test_every_hessian_is_built_from_the_gradients_of_its_own_minibatch(n):
 @pytest.mark.parametrize("n", [20, 200])
 def test_positions_and_gradients_are_exact_in_the_subspace(n):
     problem, opt = trained(n, 100)
-    m = opt._memory
+    m = sfo_state(opt)
     assert (opt.stats.collapses > 5) == (n == 200)
     assert orthonormality_error(m.subspace) < 1e-13
     size = m.subspace.size
@@ -214,7 +215,7 @@ def test_positions_and_gradients_are_exact_in_the_subspace(n):
 
 def test_the_total_is_the_sum_and_the_step_goes_to_its_minimum():
     problem, opt = trained(200, 75)
-    m = opt._memory
+    m = sfo_state(opt)
     size, x = m.subspace.size, m.x
     H = sum(m.model.hessian(i) for i in range(8))[:size, :size]
     assert relative_error(m.model.total_hessian(size), H) < 1e-12
@@ -230,7 +231,7 @@ def test_the_total_is_the_sum_and_the_step_goes_to_its_minimum():
 
 def test_the_prediction_is_the_quadratic():
     _, opt = trained(20, 30)
-    model = opt._memory.model
+    model = sfo_state(opt).model
     x = torch.randn(20, dtype=torch.float64)
     offset = x - model.positions[3]
     expected = model.losses[3] + model.gradients[3] @ offset + 0.5 * offset @ model.hessian(3) @ offset
@@ -239,7 +240,7 @@ def test_the_prediction_is_the_quadratic():
 
 def test_new_coordinates_are_those_of_the_projected_model():
     _, opt = trained(20, 40)
-    model = opt._memory.model
+    model = sfo_state(opt).model
     T = torch.linalg.qr(torch.randn(20, 7, dtype=torch.float64)).Q.T
     origin = torch.randn(20, dtype=torch.float64)
     hessians = [T @ model.hessian(i) @ T.T for i in range(8)]
@@ -255,7 +256,7 @@ def test_new_coordinates_are_those_of_the_projected_model():
 
 def test_a_collapse_forgets_pairs_that_it_mutilates():
     _, opt = trained(20, 40)
-    model = opt._memory.model
+    model = sfo_state(opt).model
     S = model.history(0, 20)[0].clone()
     T = torch.linalg.qr(S[-1:].T).Q.T  # only the newest step of minibatch 0 survives whole
     model.rotate(T, torch.zeros(20, dtype=torch.float64), min_kept=0.999)
@@ -297,7 +298,7 @@ def test_a_step_too_short_to_change_a_gradient_is_followed_by_a_longer_one():
 
 def test_the_farthest_minibatch_is_chosen_by_either_metric():
     _, opt = trained(20, 60)
-    model, x = opt._memory.model, torch.randn(20, dtype=torch.float64)
+    model, x = sfo_state(opt).model, torch.randn(20, dtype=torch.float64)
     candidates = torch.tensor([True] * 4 + [False] * 4)
     for own in (True, False):
         metrics = [model.hessian(i) if own else model.total_hessian(20) for i in range(8)]
@@ -321,7 +322,7 @@ def test_the_gradient_is_noise_when_its_standard_error_exceeds_it():
 
 def test_an_update_is_bad_if_it_costs_more_than_the_others_win():
     _, opt = trained(20, 30)
-    model = opt._memory.model
+    model = sfo_state(opt).model
     x = model.positions[2] + 0.1
     last, predicted = float(model.losses[2]), model.predicted(2, x)
     limit = predicted + 5.0 - (last - predicted)
@@ -533,7 +534,7 @@ def test_an_exploded_value_is_not_remembered():
     opt, path = one_weight(lambda w: torch.cosh(4.0 * w), 0.2, 2, initial_curvature=0.5)
     assert math.cosh(4.0 * path[1]) > 1e5
     assert opt.stats.evaluations > opt.stats.steps + 1
-    assert float(opt._memory.model.losses.max()) < 2.0
+    assert float(sfo_state(opt).model.losses.max()) < 2.0
     opt, path = one_weight(lambda w: torch.cosh(4.0 * w), 0.2, 60, initial_curvature=0.5)
     assert abs(path[-1]) < 1e-6
 
@@ -708,7 +709,8 @@ def test_step_says_what_it_needs():
 def test_the_loss_of_the_closure_comes_back():
     problem = Quadratics()
     opt = SFO(problem.model.parameters(), batches=8)
-    assert opt.step(problem.closure(opt, 0), 0).requires_grad
+    expected = problem.closure(opt, 0)()
+    assert torch.equal(opt.step(problem.closure(opt, 0), 0), expected)
 
 
 def test_groups_share_their_lr():

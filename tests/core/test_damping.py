@@ -8,14 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from adaqn import AdaQN
+from adaqn import AdaQN, PairOptions
 from adaqn.core.acceptance import PairedTest
-from adaqn.core.curvature import AccumulatedFisher
 from adaqn.core.kronecker import Kronecker
 from adaqn.core.pairs import TowardsH0
 from adaqn.core.scaling import Adagrad, Adam, BarzilaiBorwein, RMSProp, Scaling
-from adaqn.optim.flat import FlatParameters
-from adaqn.optim.memory import Memory, Precision
+from inside import method
 from oracles import NoisyValley, Vector
 
 SHAPES = [(4, 3), (5,), (2, 3, 2)]
@@ -23,12 +21,14 @@ SCALINGS = [Scaling(), BarzilaiBorwein(0.3), Adagrad(), RMSProp(), Adam(), Krone
 
 
 def learnt(scaling: Scaling) -> tuple[Scaling, int]:
-    """That has seen a few gradients."""
-    flat = FlatParameters([nn.Parameter(torch.zeros(shape, dtype=torch.float64)) for shape in SHAPES])
-    Memory(flat, 2, scaling, AccumulatedFisher(3), Precision())
+    """That has seen a few gradients, and how long they are."""
+    params = [nn.Parameter(torch.zeros(shape, dtype=torch.float64)) for shape in SHAPES]
+    opt = AdaQN(params, lr=0.0, scaling=scaling, reject="none")
     for _ in range(7):
-        scaling.update(torch.randn(flat.n, dtype=torch.float64))
-    return scaling, flat.n
+        for p in params:
+            p.grad = torch.randn_like(p)
+        opt.step()
+    return opt.scaling, sum(p.numel() for p in params)
 
 
 @pytest.mark.parametrize("scaling", SCALINGS, ids=lambda s: type(s).__name__)
@@ -81,13 +81,14 @@ class OnlyForwards(Scaling):
 def test_a_scaling_without_inverse_is_not_damped_and_says_so_where_that_was_asked_for():
     w = [nn.Parameter(torch.ones(3))]
     assert not OnlyForwards().has_inverse()
-    assert AdaQN(w, scaling=OnlyForwards()).options.repair is None
+    assert method(AdaQN(w, preset="modern", scaling=OnlyForwards())).repair is None
+    assert method(AdaQN(w, preset="modern")).repair is not None
     with pytest.raises(ValueError, match=r"OnlyForwards has an apply\(\) without.*damping=0"):
-        AdaQN(w, scaling=OnlyForwards(), damping=0.5)
+        AdaQN(w, scaling=OnlyForwards(), pairs=PairOptions(damping=0.5))
     with pytest.raises(ValueError, match=r"damping must lie in \[0, 1\], got 2"):
-        AdaQN(w, damping=2.0)
+        AdaQN(w, pairs=PairOptions(damping=2.0))
     with pytest.raises(TypeError, match="damping must be a number"):
-        AdaQN(w, damping="much")
+        AdaQN(w, pairs=PairOptions(damping="much"))
 
 
 def test_small_losses_do_not_lengthen_steps_without_bound():
@@ -97,7 +98,8 @@ def test_small_losses_do_not_lengthen_steps_without_bound():
         for factor in (1.0, 1e-6):
             problem = NoisyValley()
             model = Vector(problem.w0)
-            opt = AdaQN(model.parameters(), preset="modern", damping=damping, acceptance="none", scaling_eps=1e-30)
+            pairs, scaling = PairOptions(damping=damping), Adam(eps=1e-30)
+            opt = AdaQN(model.parameters(), preset="modern", pairs=pairs, reject="none", scaling=scaling)
             before, steps = model.vector(), []
             for k in range(60):
                 model.set_gradient(problem.gradient(model.vector(), k) * factor)

@@ -12,7 +12,7 @@ from adaqn import Outcome
 from adaqn.core.acceptance import FactorTest, PairedTest, halves_step
 from adaqn.core.cycle import cosine_of_newest, next_cycle_length, noise_cosine, signal_share
 from adaqn.core.momentum import Momentum
-from adaqn.core.runs import runs
+from adaqn.core.scaling import runs
 from oracles import empty_pairs
 
 
@@ -29,7 +29,7 @@ def test_runs_cover_every_part_that_has_an_age_and_no_neighbours_could_be_joined
 
 def test_momentum_is_the_weighted_sum_of_the_gradients():
     """m̂ = Σ (1−β)βᵗ⁻ⁱ gᵢ / (1 − βᵗ), and a part without gradients neither ages nor changes."""
-    momentum, beta = Momentum(0.8), 0.8
+    momentum, beta = Momentum(), 0.8
     momentum.build(torch.zeros(5, dtype=torch.float64), [2, 3])
     seen = [[], []]
     for k in range(12):
@@ -40,7 +40,7 @@ def test_momentum_is_the_weighted_sum_of_the_gradients():
                 seen[i].append(g[part].clone())
             else:
                 g[part] = 0.0
-        momentum.mix(g, present)
+        momentum.mix(g, present, [beta, beta])
         for i, part in enumerate((slice(0, 2), slice(2, 5))):
             t = len(seen[i])
             weighted = sum((beta ** (t - 1 - j) * v for j, v in enumerate(seen[i])), torch.zeros(1))

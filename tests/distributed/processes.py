@@ -10,13 +10,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from limits import LIMIT
+
 _CONTEXT = mp.get_context("forkserver")  # torch is imported once, and every process is a quick copy
 _CONTEXT.set_forkserver_preload(["torch", "torch.distributed.fsdp", "torch.distributed.checkpoint", "adaqn"])
-LIMIT = 60.0
-"""Seconds after which a group of processes counts as hung."""
 
 
-def run_processes(count, function, *args, limit=LIMIT):
+def run_processes(count, function, *args):
     """What ``function(*args)`` returns in each of ``count`` processes; an error in one of them is an error here."""
     with tempfile.TemporaryDirectory() as folder:
         processes = [
@@ -25,7 +25,7 @@ def run_processes(count, function, *args, limit=LIMIT):
         ]
         for process in processes:
             process.start()
-        deadline = time.monotonic() + limit
+        deadline = time.monotonic() + LIMIT
         for process in processes:
             process.join(max(0.1, deadline - time.monotonic()))
         hung = [rank for rank, process in enumerate(processes) if process.exitcode is None]
@@ -36,7 +36,7 @@ def run_processes(count, function, *args, limit=LIMIT):
         results = [_read(Path(folder, f"{rank}.pt")) for rank in range(count)]
     errors = [f"process {rank}:\n{error}" for rank, (_, error) in enumerate(results) if error]
     assert not errors, "\n".join(errors)
-    assert not hung, f"processes {hung} hung for {limit} seconds"
+    assert not hung, f"processes {hung} hung for {LIMIT} seconds"
     return [result for result, _ in results]
 
 

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from processes import run_processes
 
 from adaqn import AdaQN, RotatingMonitor
-from adaqn.experiments.team import Torchrun
+from adaqn.experiments.training.team import Torchrun
 
 
 def drifting(preset):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from adaqn.experiments.commands import run
+from adaqn.experiments.commands.app import run
 from limits import LIMIT
 
 STEPS = "--steps=200"
@@ -97,7 +97,8 @@ def undisturbed(tmp_path_factory):
 @needs_proc
 def test_a_killed_process_ends_the_job_and_a_restart_has_the_same_bits(undisturbed, tmp_path):
     folder = tmp_path / "killed"
-    killed = start(folder, STEPS, ADAQN_CHECKPOINT_SECONDS="0")
+    # Patience beyond any limit: the job ends because its process died, not because the other gave up waiting.
+    killed = start(folder, STEPS, ADAQN_CHECKPOINT_SECONDS="0", ADAQN_WAIT_SECONDS="1000000")
     kill_when_saved(killed, folder, rank=1)
     code, errors = end_of(killed)
     assert code != 0

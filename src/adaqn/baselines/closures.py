@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -12,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from adaqn.baselines.gauss_newton import Jvp
+from adaqn.core.jacobian import Jvp, forward_mode
+from adaqn.evaluation.random_state import RandomState
 
 T = TypeVar("T")
 GraphClosure = Callable[[], Any]
@@ -41,23 +41,14 @@ class Replay:
     """
 
     def __init__(self, closure: GraphClosure, device: torch.device, sign: float = 1.0) -> None:
-        self.closure, self.sign = closure, sign
-        self.modules: list[Any] = [torch.random]
-        self.devices: list[torch.device] = []
-        if device.type not in ("cpu", "meta"):
-            self.modules.append(torch.get_device_module(device))
-            self.devices.append(device)
-        self.states: list[Tensor] | None = None
+        self.closure, self.device, self.sign = closure, device, sign
+        self.state: RandomState | None = None
 
     def __call__(self) -> Evaluation:
-        if self.states is None:
-            self.states = [module.get_rng_state() for module in self.modules]
+        if self.state is None:
+            self.state = RandomState([self.device])
             return checked(self.closure(), self.sign)
-        with ExitStack() as stack:
-            kinds = {"device_type": self.devices[0].type} if self.devices else {}
-            stack.enter_context(torch.random.fork_rng(devices=[d.index or 0 for d in self.devices], **kinds))
-            for module, state in zip(self.modules, self.states, strict=True):
-                module.set_rng_state(state)
+        with self.state.replayed():
             return checked(self.closure(), self.sign)
 
     def with_graph(self) -> Evaluation:
@@ -132,34 +123,20 @@ def forward_mode_jvp(replay: Replay, model: nn.Module, params: Sequence[Tensor],
     """
     names = {id(p): name for name, p in model.named_parameters()}
     keys = [f"model.{names[id(p)]}" for p in params]
-    holder, ad = _Holder(model), torch.autograd.forward_ad
+    holder = _Holder(model)
 
+    def outputs(duals: Sequence[Tensor]) -> list[Tensor]:
+        evaluation: Evaluation = functional_call(holder, dict(zip(keys, duals, strict=True)), (replay,))
+        return [*evaluation.outputs, *(evaluation.hidden if hidden else ())]
+
+    @torch.no_grad()
     def jvp(v: Sequence[Tensor]) -> list[Tensor]:
-        with torch.no_grad(), ad.dual_level():
-            duals = [ad.make_dual(p.detach(), t.contiguous()) for p, t in zip(params, v, strict=True)]  # type: ignore[no-untyped-call]
-            evaluation = functional_call(holder, dict(zip(keys, duals, strict=True)), (replay,))
-            tensors = [*evaluation.outputs, *(evaluation.hidden if hidden else ())]
-            pairs = [ad.unpack_dual(t) for t in tensors]  # type: ignore[no-untyped-call]
-        if all(tangent is None for _, tangent in pairs):
+        values, tangents, _ = forward_mode(outputs, params, v)
+        if all(tangent is None for tangent in tangents):
             raise ValueError(
                 "the outputs of the closure do not depend on the model given to the optimizer: call that very "
                 "module in the closure, or leave model out"
             )
-        return [torch.zeros_like(value) if tangent is None else tangent for value, tangent in pairs]
-
-    return jvp
-
-
-def with_fallback(first: Jvp, second: Callable[[], Jvp]) -> Jvp:
-    """``first`` until it turns out not to be implemented, then ``second()``, made once."""
-    made: list[Jvp] = []
-
-    def jvp(v: Sequence[Tensor]) -> list[Tensor]:
-        if not made:
-            try:
-                return first(v)
-            except NotImplementedError:
-                made.append(second())
-        return made[0](v)
+        return [torch.zeros_like(a) if t is None else t for a, t in zip(values, tangents, strict=True)]
 
     return jvp

@@ -7,51 +7,15 @@ entropy of logits. All of it lives on a retained graph; nothing here calls a mod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
+from adaqn.core.jacobian import Jvp, double_backward_jvp, gradients
+
 PRECONDITIONER_POWER = 0.75
 SMALLEST_SHARE = 1e-8
-
-Jvp = Callable[[Sequence[Tensor]], list[Tensor]]
-"""One tensor per parameter → J v, one tensor per output."""
-
-
-def gradients(
-    tensors: Sequence[Tensor],
-    inputs: Sequence[Tensor],
-    weights: Sequence[Tensor] | None = None,
-    *,
-    create_graph: bool = False,
-    keep: bool = True,
-) -> list[Tensor]:
-    """Jᵀ weights: the gradients of the tensors in the inputs, zero where nothing depends on an input."""
-    pairs = [(t, None if weights is None else weights[i]) for i, t in enumerate(tensors) if t.requires_grad]
-    if not pairs:
-        return [torch.zeros_like(p) for p in inputs]
-    found = torch.autograd.grad(
-        [t for t, _ in pairs],
-        list(inputs),
-        [w for _, w in pairs],
-        retain_graph=keep or create_graph,
-        create_graph=create_graph,
-        allow_unused=True,
-    )
-    return [torch.zeros_like(p) if g is None else g for p, g in zip(inputs, found, strict=True)]
-
-
-def double_backward_jvp(outputs: Sequence[Tensor], params: Sequence[Tensor]) -> Jvp:
-    """v → J v on the retained graph: Jᵀu is linear in u, and its derivative in u along v is J v.
-
-    >>> x, w = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.ones(2, requires_grad=True)
-    >>> double_backward_jvp([x @ w], [w])([torch.tensor([1.0, -1.0])])
-    [tensor([-1., -1.])]
-    """
-    dummies = [torch.zeros_like(out, requires_grad=True) for out in outputs]
-    transposed = gradients(outputs, params, dummies, create_graph=True)
-    return lambda v: gradients(transposed, dummies, v)
 
 
 class GaussNewton:

@@ -9,32 +9,19 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from adaqn.baselines.closures import (
-    Evaluation,
-    GraphClosure,
-    Replay,
-    check_batch_dim,
-    forward_mode_jvp,
-    with_fallback,
-)
+from adaqn.baselines.closures import Evaluation, GraphClosure, Replay, check_batch_dim, forward_mode_jvp
 from adaqn.baselines.conjugate_gradients import Solution, conjugate_gradients
-from adaqn.baselines.gauss_newton import (
-    GaussNewton,
-    Jvp,
-    cases,
-    diagonal_preconditioner,
-    double_backward_jvp,
-    fisher_diagonal,
-)
+from adaqn.baselines.gauss_newton import GaussNewton, cases, diagonal_preconditioner, fisher_diagonal
 from adaqn.baselines.hessian_free_options import (
     HessianFreeOptions,
     HessianFreeStats,
-    check_lr,
     check_parameters,
     saved_stats,
 )
 from adaqn.baselines.newton_step import Taken, Weights, damped_product, loss_gradient, searched
 from adaqn.baselines.step_control import adjusted_damping
+from adaqn.core.checks import step_size
+from adaqn.core.jacobian import Jvp, double_backward_jvp, with_fallback
 from adaqn.parameters.flat import trainable
 
 
@@ -128,7 +115,7 @@ class HessianFree(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """A group with its own lr; the other options are for all parameters at once."""
-        check_lr(param_group.get("lr", self.defaults["lr"]))
+        step_size("lr", param_group.get("lr", self.defaults["lr"]))
         super().add_param_group(param_group)
         try:
             check_parameters([p for group in self.param_groups for p in group["params"]], self.options.model)
@@ -177,7 +164,7 @@ class HessianFree(Optimizer):
         params = trainable(p for group in self.param_groups for p in group["params"])
         check_parameters(params, self.options.model)
         for group in self.param_groups:
-            check_lr(group["lr"])  # a scheduler may have set it
+            step_size("lr", group["lr"])  # a scheduler may have set it
         return params
 
     def _evaluate(self, closure: GraphClosure | None, weights: Weights) -> tuple[Replay, Evaluation]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from adaqn.core.checks import at_least_one, choose
 from adaqn.parameters.flat import check_one_device
+from adaqn.parameters.loading import entries_by_parameter
 
 PRECONDITIONERS = {name: name for name in ("fisher", "gradient", "none")}
 
@@ -83,14 +84,6 @@ def in_range(name: str, value: Any, *, largest: float = math.inf) -> None:
         raise ValueError(f"{name} must be a finite number {limit}, got {value}")
 
 
-def check_lr(lr: Any) -> None:
-    if isinstance(lr, Tensor):
-        if lr.numel() != 1:
-            raise ValueError(f"lr must be a single number, got a tensor of shape {tuple(lr.shape)}")
-        lr = float(lr)
-    in_range("lr", lr)
-
-
 def check_parameters(params: Sequence[Tensor], model: nn.Module | None) -> None:
     for i, p in enumerate(params):
         if p.dtype not in (torch.float32, torch.float64):
@@ -110,27 +103,19 @@ def check_parameters(params: Sequence[Tensor], model: nn.Module | None) -> None:
 
 def saved_stats(state_dict: dict[str, Any], params: Sequence[Tensor]) -> HessianFreeStats | None:
     """The counters in a saved state, none if it is of no step; raises if the state is not of these parameters."""
-    if not isinstance(state_dict, dict) or not {"state", "param_groups"} <= set(state_dict):
-        raise ValueError("not the state_dict of an optimizer: it has no 'state' and 'param_groups'")
-    keys = [key for group in state_dict["param_groups"] for key in group["params"]]
-    if len(keys) != len(params):
-        raise ValueError(f"the saved state is of {len(keys)} parameters, and this optimizer has {len(params)}")
     names = {field.name for field in fields(HessianFreeStats)}
     found = None
-    for i, (key, p) in enumerate(zip(keys, params, strict=True)):
-        entry = state_dict["state"].get(key)
-        if entry is None:
-            continue
+    for i, entry in entries_by_parameter(state_dict, len(params)).items():
         if not names <= set(entry) <= names | {"direction"}:
             raise ValueError(
                 f"the state of parameter {i} was saved by another method: missing {sorted(names - set(entry))}, "
                 f"unknown {sorted(set(entry) - names - {'direction'})}"
             )
         direction = entry.get("direction")
-        if direction is not None and tuple(direction.shape) != tuple(p.shape):
+        if direction is not None and tuple(direction.shape) != tuple(params[i].shape):
             raise ValueError(
                 f"the saved direction of parameter {i} has shape {tuple(direction.shape)}, and the parameter "
-                f"{tuple(p.shape)}: use the model that it was saved with"
+                f"{tuple(params[i].shape)}: use the model that it was saved with"
             )
         found = HessianFreeStats(**{name: entry[name] for name in names})
     return found

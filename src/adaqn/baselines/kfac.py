@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from adaqn.baselines.kfac_base import LayerOptimizer
-from adaqn.baselines.kfac_factors import clip_scale, damped_inverses, precondition, running_average
-from adaqn.baselines.kfac_options import KFACOptions, KFACStats
+from adaqn.baselines.kfac_hooks import LossTerms, Recorder
+from adaqn.baselines.kfac_layers import Block, find_blocks
+from adaqn.baselines.kfac_options import (
+    KFACOptions,
+    KFACStats,
+    check_gradients,
+    check_model,
+    check_numbers,
+    check_seen,
+    check_state,
+)
+from adaqn.baselines.kfac_step import Seen, all_finite, descend, directions, update_factors, update_inverses
+from adaqn.core.checks import step_size
 
 EAGER_STEPS = 3
 """In the first steps the factors change fast: their inverses are made every time. (Martens and Grosse, Alg. 2)"""
 
-Pieces = list[tuple[Tensor, Tensor]]
-"""Parameters and what to add to their momentum."""
 
-
-class KFAC(LayerOptimizer):
+class KFAC(Optimizer):
     """Natural gradient with F ≈ A ⊗ G for each layer: A from its inputs, G from the gradients of its outputs.
 
     For each ``nn.Linear`` (the bias as one more column of W) and ``nn.Embedding`` (one-hot inputs, so A is diagonal):
@@ -120,12 +129,27 @@ class KFAC(LayerOptimizer):
         others: str = "refuse",
         maximize: bool = False,
     ) -> None:
-        options = KFACOptions(
+        self.options = KFACOptions(
             fisher, sharing, loss_reduction, terms_per_example, factor_decay, factor_every,
             inverse_every, kl_clip, max_dimension, others, maximize,
         )  # fmt: skip
+        if not isinstance(model, nn.Module):
+            raise TypeError(
+                f"KFAC needs the model itself, an nn.Module, not its parameters: got {type(model).__name__}"
+            )
         defaults = {"lr": lr, "damping": damping, "momentum": momentum, "weight_decay": weight_decay}
-        super().__init__(model, options, defaults)
+        check_numbers(defaults)
+        if isinstance(lr, Tensor):
+            defaults["lr"] = lr.reshape(())
+        self.model = model
+        self.blocks = find_blocks(model, max_dimension)
+        rest = check_model(model, self.blocks, others)
+        groups: list[dict[str, Any]] = [{"params": block.params, "name": block.name} for block in self.blocks]
+        if rest:
+            groups.append({"params": rest, "name": "others"})
+        super().__init__(groups, defaults)
+        terms = LossTerms(loss_reduction == "mean", terms_per_example, average_passes=fisher == "sampled")
+        self._recorder = Recorder(self.blocks, expand=sharing == "expand", terms=terms)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -135,78 +159,138 @@ class KFAC(LayerOptimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            if not isinstance(group["lr"], Tensor) and not group["lr"] >= 0.0:
-                raise ValueError(f"lr must be at least 0, got {group['lr']}: was it set by a scheduler?")
-        seen = self._recorder.collect()
-        self._check_dense()
-        if not self._has_gradients():
+            if not isinstance(group["lr"], Tensor):  # which would be waited for
+                step_size("lr", group["lr"])
+        seen, params = self._recorder.collect(), self._parameters()
+        check_gradients(params)
+        if all(p.grad is None for p in params):
             return loss
-        if not self._is_finite(loss, seen):
+        if not all_finite(loss, params, seen):
             self._count("nonfinite")
             return loss
-        self._check_seen(seen)
-        self._update_factors(seen)
-        self._update_inverses()
+        self._update(seen)
         self._count("steps" if self._move() else "nonfinite")
         self._note_due()
         return loss
 
-    def _update_factors(self, seen: list[tuple[Tensor, Tensor] | None]) -> None:
+    def _update(self, seen: Seen) -> None:
+        """The factors from what was seen, and their inverses if they are due."""
         for block, pair in zip(self.blocks, seen, strict=True):
-            if pair is None:
-                continue
-            state = self.state[block.weight]
-            state["estimates"] = count = state.get("estimates", 0) + 1
-            for name, new in zip(("A", "G"), pair, strict=True):
-                state[name] = running_average(state.get(name), new, count, self.options.factor_decay)
-
-    def _update_inverses(self) -> None:
+            if pair is None and not self._has_factors(block):
+                check_seen(block, self.options.fisher)
+        update_factors(self.state, self.blocks, seen, self.options.factor_decay)
         steps = self._counter("steps")
         due = steps < EAGER_STEPS or steps % self.options.inverse_every == 0
-        known = [block for block in self.blocks if "A" in self.state.get(block.weight, {})]
-        stale = [block for block in known if due or "A_inverse" not in self.state[block.weight]]
-        for block in stale:
-            state = self.state[block.weight]
-            damping = self._group(block)["damping"]
-            state["A_inverse"], state["G_inverse"] = damped_inverses(state["A"], state["G"], damping)
-        if stale:
+        known = [(block, group) for block, group in self._layers() if self._has_factors(block)]
+        if update_inverses(self.state, known, due=due):
             self._count("inversions")
 
     def _move(self) -> bool:
         """Preconditioned gradients, bounded as one, into momentum and weights; not if they are not finite."""
         sign = -1.0 if self.options.maximize else 1.0
-        moves: list[tuple[dict[str, Any], Pieces]] = []
-        products = []
-        for block in self.blocks:
-            gradient = block.gradient()
-            if gradient is not None:
-                state, group = self.state[block.weight], self._group(block)
-                delta = precondition(sign * gradient, state["A_inverse"], state["G_inverse"])
-                products.append(sign * (delta * gradient).sum().double() * group["lr"] ** 2)
-                moves.append((group, list(zip(block.params, block.split(delta), strict=True))))
-        if products:
-            # An entry of Δ that is not finite makes Δ·∇ infinite or NaN, whatever the gradient: one flag tells of all.
-            if not bool(torch.stack(products).isfinite().all()):
-                return False
-            scale = self._note_scale(clip_scale(products, self.options.kl_clip))
+        moves, scale = directions(self.state, self._layers(), sign, self.options.kl_clip)
+        if moves and scale is None:
+            return False
+        if scale is not None:
+            scale = self._note_scale(scale)
             moves = [(group, [(p, scale * piece) for p, piece in pieces]) for group, pieces in moves]
         for group in self.param_groups[len(self.blocks) :]:
             moves.append((group, [(p, sign * p.grad) for p in group["params"] if p.grad is not None]))
         for group, pieces in moves:
             for p, piece in pieces:
                 if p.grad is not None:
-                    self._descend(group, p, piece)
+                    descend(self.state, group, p, piece)
         return True
 
-    def _descend(self, group: dict[str, Any], p: Tensor, direction: Tensor) -> None:
-        if group["momentum"]:
-            # Never in place: a state_dict that was taken keeps what it holds.
-            velocity = self.state[p].get("momentum")
-            direction = direction.contiguous() if velocity is None else group["momentum"] * velocity + direction
-            self.state[p]["momentum"] = direction
-        if group["weight_decay"]:
-            p.mul_(1.0 - group["lr"] * group["weight_decay"])
-        p.sub_(group["lr"] * direction)
+    # ------------------------------------------------------------------ what a person uses
 
+    @property
+    def stats(self) -> KFACStats:
+        """Totals so far."""
+        scale = self.state.get(self._first(), {}).get("kl_scale")
+        return KFACStats(
+            self._counter("steps"),
+            self._counter("nonfinite"),
+            self._counter("inversions"),
+            len(self.blocks),
+            1.0 if scale is None else float(scale),
+        )
 
-__all__ = ["KFAC", "KFACStats"]
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        """Backward passes inside, of a loss at targets drawn from the model's predictions, only feed the factors.
+
+        The gradients of the parameters are the same after the block as before it. The forward pass may lie outside.
+        """
+        if self.options.fisher != "sampled":
+            raise RuntimeError(f"sampling() is for fisher='sampled', and this KFAC has {self.options.fisher!r}")
+        with self._recorder.sampling_for(self.model.parameters()):
+            yield
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients, and what the hooks saw of the passes that made them."""
+        super().zero_grad(set_to_none)
+        if self.options.fisher == "empirical":
+            self._recorder.clear()
+
+    def remove_hooks(self) -> None:
+        """Let go of the model; further steps use the factors as they are."""
+        self._recorder.detach()
+        self._recorder.clear()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Only for the constructor: the groups are the layers of the model."""
+        if hasattr(self, "_recorder"):
+            raise RuntimeError("the groups of KFAC are the layers of its model: make a new optimizer for a new layer")
+        super().add_param_group(param_group)
+
+    # ------------------------------------------------------------------ layers and counts
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def _first(self) -> Tensor:
+        """The parameter whose state has the totals."""
+        return self._parameters()[0]
+
+    def _layers(self) -> list[tuple[Block, dict[str, Any]]]:
+        return list(zip(self.blocks, self.param_groups, strict=False))  # a group of others may follow
+
+    def _has_factors(self, block: Block) -> bool:
+        return "A" in self.state.get(block.weight, {})
+
+    def _counter(self, name: str) -> int:
+        return int(self.state.get(self._first(), {}).get(name, 0))
+
+    def _count(self, name: str) -> None:
+        self.state[self._first()][name] = self._counter(name) + 1
+
+    def _note_scale(self, scale: Tensor) -> Tensor:
+        scale = scale.to(self._first().dtype)  # which is what loading makes of it
+        self.state[self._first()]["kl_scale"] = scale
+        return scale
+
+    def _note_due(self) -> None:
+        unseen = not all(map(self._has_factors, self.blocks))
+        self._recorder.due = unseen or self._counter("steps") % self.options.factor_every == 0
+
+    # ------------------------------------------------------------------ saving, loading and copying
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over a saved state; if its factors do not fit, one error and nothing is changed."""
+        check_state(self.blocks, state_dict)
+        super().load_state_dict(state_dict)
+        self._recorder.clear()
+        self._note_due()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # torch's own leaves out whatever a subclass adds.
+        own = ("model", "options", "blocks", "_recorder")
+        hooked = {"_hooked": self._recorder.attached}
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in own}, **hooked}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        hooked = state.pop("_hooked", False)
+        super().__setstate__(state)
+        if hooked:  # a copy, not the loading of a state_dict
+            self._recorder.attach(self.blocks)

@@ -8,7 +8,8 @@ factors, and the inputs are let go.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ from adaqn.baselines.kfac_layers import Block, Layer
 
 
 @dataclass(frozen=True)
-class Scaling:
+class LossTerms:
     """How the gradients of a backward pass relate to those of single loss terms, and so what M is."""
 
     mean: bool
@@ -29,7 +30,7 @@ class Scaling:
     average_passes: bool
     """Is each pass an estimate of its own (sampled targets), or a part of one accumulated gradient?"""
 
-    def terms(self, examples: int) -> int:
+    def count(self, examples: int) -> int:
         """M, the factor of G."""
         return examples * self.terms_per_example if self.mean else 1
 
@@ -37,8 +38,8 @@ class Scaling:
 class Estimate:
     """A and G from all backward passes since the last step; one pass is one ``PassSums`` that is still open."""
 
-    def __init__(self, form: LayerForm, expand: bool, scaling: Scaling) -> None:
-        self.form, self.expand, self.scaling = form, expand, scaling
+    def __init__(self, form: LayerForm, expand: bool, terms: LossTerms) -> None:
+        self.form, self.expand, self.terms = form, expand, terms
         self.clear()
 
     def clear(self) -> None:
@@ -60,16 +61,16 @@ class Estimate:
         self._close()
         if self.A is None or self.G is None or self.examples == 0:
             return None
-        if self.scaling.average_passes:
+        if self.terms.average_passes:
             return self.A / self.examples, self.G / self.examples
-        return self.A / self.examples, self.G * self.scaling.terms(self.examples)
+        return self.A / self.examples, self.G * self.terms.count(self.examples)
 
     def _close(self) -> None:
         done, self.current = self.current, None
         if done is None:
             return
         n = done.examples
-        weight = n * self.scaling.terms(n) if self.scaling.average_passes else 1
+        weight = n * self.terms.count(n) if self.terms.average_passes else 1
         A, G = done.input_factor() * n, done.gradient_sum() * weight
         self.A = A if self.A is None else self.A.add_(A)
         self.G = G if self.G is None else self.G.add_(G)
@@ -79,9 +80,9 @@ class Estimate:
 class Recorder:
     """The estimates of all layers, and the hooks that feed them."""
 
-    def __init__(self, blocks: Sequence[Block], *, expand: bool, scaling: Scaling) -> None:
-        self.estimates = [Estimate(block.form, expand, scaling) for block in blocks]
-        self.sampled = scaling.average_passes
+    def __init__(self, blocks: Sequence[Block], *, expand: bool, terms: LossTerms) -> None:
+        self.estimates = [Estimate(block.form, expand, terms) for block in blocks]
+        self.sampled = terms.average_passes
         self.sampling = False
         self.due = True
         """Is the next step to update the factors?"""
@@ -111,6 +112,22 @@ class Recorder:
             factors = [estimate.factors() for estimate in self.estimates]
         self.clear()
         return factors
+
+    @contextmanager
+    def sampling_for(self, params: Iterable[Tensor]) -> Iterator[None]:
+        """Backward passes inside count as samples, and the gradients of the parameters are afterwards as before."""
+        if self.sampling:
+            raise RuntimeError("sampling() was entered twice: leave the first block before the second")
+        kept = [(p, p.grad) for p in params]
+        for p, _ in kept:
+            p.grad = None
+        self.sampling = True
+        try:
+            yield
+        finally:
+            self.sampling = False
+            for p, gradient in kept:
+                p.grad = gradient
 
     def see_call(self, index: int, layer: Layer, x: Tensor, output: Tensor) -> None:
         training = layer.training and torch.is_grad_enabled() and output.requires_grad and layer.weight.requires_grad

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from adaqn.baselines.kfac_layers import Block
-from adaqn.core.checks import at_least_one, choose
+from adaqn.core.checks import at_least_one, choose, step_size
 from adaqn.parameters.flat import trainable
 
 
@@ -69,17 +70,12 @@ class KFACStats:
     """ν of the last step: 1 where nothing was clipped."""
 
 
-def check_group(group: dict[str, Any]) -> None:
-    """The numbers of a param group."""
+def check_numbers(group: dict[str, Any]) -> None:
+    """Those of a param group; lr alone may be a tensor."""
     for name in ("lr", "damping", "momentum", "weight_decay"):
-        value = group[name]
-        if name == "lr" and isinstance(value, Tensor):
-            if value.numel() != 1:
-                raise ValueError(f"lr must be a single number, got a tensor of shape {tuple(value.shape)}")
-        else:
-            number(name, value)
-        if not (math.isfinite(float(value)) and float(value) >= 0.0):
-            raise ValueError(f"{name} must be a finite number of at least 0, got {value}")
+        if name != "lr":
+            number(name, group[name])
+        step_size(name, group[name])
     if group["damping"] == 0.0:
         raise ValueError("damping must be greater than 0, got 0: a factor of fewer examples than its width is singular")
     if group["momentum"] >= 1.0:
@@ -136,3 +132,24 @@ def check_state(blocks: Sequence[Block], saved: dict[str, Any]) -> None:
                     f"{shape} is needed: build the model and max_dimension as they were"
                 )
         index += len(block.params)
+
+
+def check_gradients(params: Sequence[Tensor]) -> None:
+    for p in params:
+        if p.grad is not None and p.grad.layout != torch.strided:
+            raise RuntimeError(
+                f"a parameter of shape {tuple(p.shape)} has a sparse gradient ({p.grad.layout}), and KFAC needs "
+                "dense ones: build the layer with sparse=False"
+            )
+
+
+def check_seen(block: Block, fisher: str) -> None:
+    """A layer without factors must have no gradient."""
+    if any(p.grad is not None for p in block.params):
+        remedy = (
+            "run a backward pass inside sampling() first"
+            if fisher == "sampled"
+            else "make the optimizer before the forward pass, have the model in training mode, and call the "
+            "layer rather than use its weight"
+        )
+        raise RuntimeError(f"layer {block.name!r} has a gradient, but no call of it was seen: {remedy}")

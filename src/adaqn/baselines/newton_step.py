@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from adaqn.baselines.conjugate_gradients import Solution, Stop
-from adaqn.baselines.gauss_newton import GaussNewton, gradients
+from adaqn.baselines.gauss_newton import GaussNewton
 from adaqn.baselines.step_control import armijo, best_iterate, reduction_ratio
+from adaqn.core.jacobian import gradients
 from adaqn.parameters.flat import FlatParameters
 
 

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from adaqn.baselines import sfo_choice as choice
-from adaqn.baselines.sfo_base import SFOOptions, SumOptimizer
-from adaqn.baselines.sfo_evaluation import Closure, Point, checked, evaluate
-from adaqn.baselines.sfo_memory import Memory
-from adaqn.baselines.sfo_model import cholesky_factor
+from adaqn.baselines.sfo_evaluation import Closure, check_arguments, evaluate
+from adaqn.baselines.sfo_options import SFOOptions, SFOStats, check_parameters
+from adaqn.baselines.sfo_state import SFOState, planned_bytes
+from adaqn.baselines.sfo_step import grow, learn, move, rescale, retreat, skip
 from adaqn.baselines.sfo_subspace import norm
-
-SMALLEST_STEP_SCALE = 1e-5
-BACK_OFFS, BACK_OFF = 10, 0.01
-"""After an exploded step: how many times at most it is shortened, and by which factor."""
-NONFINITE_PATIENCE = 3
-"""Evaluations in a row that are not finite until the position, not the minibatch, takes the blame."""
+from adaqn.core.checks import step_size
+from adaqn.parameters.flat import FlatParameters, trainable
+from adaqn.parameters.loading import around_torchs_loading, entries_by_parameter
 
 
-class SFO(SumOptimizer):
+class SFO(Optimizer):
     """The sum-of-functions optimizer of Sohl-Dickstein, Poole and Ganguli (ICML 2014, arXiv:1311.2115).
 
     The objective is F(w) = Σ f_i(w) over N fixed minibatches. Each has a quadratic model g_i: its last loss and
@@ -99,11 +96,13 @@ class SFO(SumOptimizer):
         order: str = "distance",
         maximize: bool = False,
     ) -> None:
-        options = SFOOptions(
+        self.options = SFOOptions(
             batches, history_size, initial_curvature, initial_active, max_condition, max_gradient_noise,
             max_step_ratio, min_step, min_kept, order, maximize,
         )  # fmt: skip
-        super().__init__(params, options, lr=lr)
+        self._state: SFOState | None = None
+        super().__init__(params, {"lr": lr})
+        self._trainable()
 
     def next_index(self) -> int:
         """The minibatch to evaluate next; asking changes nothing.
@@ -112,21 +111,7 @@ class SFO(SumOptimizer):
         then the one whose last evaluation lies farthest away. Minibatches whose last evaluation was not
         finite wait for N steps.
         """
-        m = self._memory
-        if m is None:
-            return 0
-        barred = m.is_barred()
-        outside = ~m.active & ~barred
-        candidates = next((c for c in (m.active & ~barred, outside) if c.any()), m.active)
-        for few in (m.model.evaluations == 1, m.model.evaluations == 0):
-            if (few & candidates).any():
-                return int((few & candidates).nonzero()[0])
-        if self.options.order == "cyclic":
-            return choice.next_in_turn(candidates, m.numbers.last_index)
-        index, distance = choice.farthest(m.model, m.x, candidates, by_own_hessian=m.numbers.steps % 2 == 1)
-        if distance < 1e-12 and outside.any():  # all have been evaluated right here
-            return int(outside.nonzero()[0])
-        return index
+        return 0 if self._state is None else choice.next_index(self._state, self.options.order)
 
     @torch.no_grad()
     def step(self, closure: Closure | None = None, index: int | None = None) -> Any:
@@ -140,124 +125,125 @@ class SFO(SumOptimizer):
         Returns:
             the loss of the first call.
         """
-        closure, i = checked(closure, index, self.options.batches, self.needs)
+        o = self.options
+        closure, i = check_arguments(closure, index, o.batches, self.needs)
         lr = self._lr()
-        if not lr >= 0.0:
-            raise ValueError(f"lr must be at least 0, got {float(lr)}: was it set by a scheduler?")
-        m = self._current_memory()
-        loss, point = self._evaluate(m, closure)
+        m = self._current_state()
+        loss, point = evaluate(m.flat, closure, o.maximize)
         if lr == 0.0:
             return loss  # models of a point that is not left would only crowd the subspace
         if not point.finite:
-            self._skip(m, i, lr)
+            skip(m, o, i, lr)
             return loss
         if m.numbers.steps == 0:
             m.prior.copy_(point.w)
-        m.make_room(self.options.min_kept)
+        m.make_room(o.min_kept)
         x = m.locate(point.w)
         eps = torch.finfo(m.flat.dtype).eps
         bad = choice.is_bad_update(m.model, i, x, point.f, m.numbers.gain, eps) and norm(point.w - m.prior) > 0.0
-        points = self._retreat(m, closure, i, point, x) if bad else [point]
+        points = retreat(m, o, closure, i, point, x) if bad else [point]
         if not points:
-            self._skip(m, i, lr)
+            skip(m, o, i, lr)
             return loss
-        self._rescale(m, bad)
-        self._learn(m, i, points)
-        factor = self._move(m, points[-1].w, m.model.positions[i].clone(), lr)
-        self._grow(m, factor, bad)
+        rescale(m, o, bad)
+        learn(m, i, points)
+        factor = move(m, o, points[-1].w, m.model.positions[i].clone(), lr)
+        grow(m, o, factor, bad)
         return loss
 
-    # ------------------------------------------------------------------ evaluation
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Groups of one optimizer share their model, and so their lr; none can join after the first step."""
+        if self._state is not None:
+            raise RuntimeError("SFO cannot take in parameters after its first step: build a new one with all of them")
+        step_size("lr", {**self.defaults, **param_group}["lr"])
+        super().add_param_group(param_group)
+        try:
+            check_parameters(self._parameters())
+        except ValueError:
+            self.param_groups.pop()
+            raise
 
-    def _evaluate(self, m: Memory, closure: Closure) -> tuple[Any, Point]:
-        return evaluate(m.flat, closure, self.options.maximize)
+    # ------------------------------------------------------------------ what a person reads
 
-    def _skip(self, m: Memory, i: int, lr: float) -> None:
-        """Not finite: a bad minibatch, until several in a row say that the last step led nowhere."""
-        c = m.numbers
-        c.nonfinite += 1
-        c.nonfinite_in_row += 1
-        m.barred_since[i] = c.steps
-        if c.nonfinite_in_row >= NONFINITE_PATIENCE and c.steps > 0:
-            c.nonfinite_in_row = 0
-            self._rescale(m, bad=True)
-            self._move(m, m.prior.clone(), m.x_prior, lr)
+    @property
+    def stats(self) -> SFOStats:
+        """Totals so far."""
+        if self._state is None:
+            return SFOStats(0, 0, 0, 0, min(self.options.initial_active, self.options.batches), 0, 0, 0, 1.0)
+        return self._state.stats()
 
-    def _retreat(self, m: Memory, closure: Closure, i: int, point: Point, x: Tensor) -> list[Point]:
-        """After a bad update: points for the history, the last of which is where to go on. None if not finite."""
-        with m.flat.swapped(m.prior, backup=m.flat.new()):
-            before = self._evaluate(m, closure)[1]
-            if not before.finite:
-                return []
-            m.numbers.calls += 1
-            seen = int(m.model.evaluations[i]) > 0
-            expected = abs(m.model.predicted(i, x) - float(m.model.losses[i])) if seen else abs(point.f - before.f)
-            expected = max(expected, torch.finfo(m.flat.dtype).eps * abs(before.f))
-            for _ in range(BACK_OFFS):  # an exploded value would spoil the history for long
-                if point.f - before.f < 10.0 * expected:
-                    break
-                m.flat.scatter(m.prior + BACK_OFF * (point.w - m.prior))
-                point = self._evaluate(m, closure)[1]
-                m.numbers.calls += 1
-        if not point.finite:
-            return [before]
-        return [before, point] if point.f < before.f else [point, before]
+    def state_size(self) -> int:
+        """Bytes kept between steps, known before the first: 3N + 4 vectors, and about 135 N² numbers of float64."""
+        flat = self._state.flat if self._state else FlatParameters(self._trainable())
+        return planned_bytes(flat, self.options.batches, self.options.history_size)
 
-    # ------------------------------------------------------------------ the model
+    # ------------------------------------------------------------------ parameters and state
 
-    def _rescale(self, m: Memory, bad: bool) -> None:
-        """η: halved after a bad update, otherwise back towards 1 with the time constant of one pass."""
-        c, share = m.numbers, 1.0 / self.options.batches
-        c.step_scale = max(c.step_scale / 2.0, SMALLEST_STEP_SCALE) if bad else share + (1.0 - share) * c.step_scale
-        c.rejected += bad
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
 
-    def _learn(self, m: Memory, i: int, points: list[Point]) -> None:
-        """The model of minibatch i from what was evaluated; the last point is where the parameters are now."""
-        for point in points:
-            x = m.locate(point.w)
-            m.subspace.include(point.g)
-            m.model.record(i, x, point.f, m.padded(m.subspace.project(point.g)))
-        m.model.refit(i, m.subspace.size)
-        m.active[i] = True
-        c = m.numbers
-        c.steps, c.calls, c.last_index, c.nonfinite_in_row = c.steps + 1, c.calls + 1, i, 0
-        c.distance += norm(points[-1].w - m.prior)
+    def _trainable(self) -> list[Tensor]:
+        return trainable(self._parameters())
 
-    def _move(self, m: Memory, w: Tensor, x: Tensor, lr: float) -> Tensor:
-        """w ← w + d, to the minimum of the model from x; returns the Cholesky factor of Σ H."""
-        size, c = m.subspace.size, m.numbers
-        H, gradient = m.model.total_hessian(size), m.model.total_gradient(x)[:size]
-        factor = cholesky_factor(H, self.options.max_condition)
-        d = -c.step_scale * torch.cholesky_solve(gradient[:, None], factor)[:, 0]
-        d = lr * self._limited(m, d)
-        moved = w + m.subspace.lift(d)
-        if not bool(moved.isfinite().all()):
-            c.nonfinite += 1
-            moved, d = w, torch.zeros_like(d)
-        m.prior.copy_(w)
-        m.x_prior, m.x = x, x + m.padded(d)
-        m.flat.scatter(moved)
-        c.gain = max(0.0, -float(gradient @ d) - 0.5 * float(d @ (H @ d)))
-        return factor
+    def _lr(self) -> float:
+        rates = sorted({float(step_size("lr", group["lr"])) for group in self.param_groups})
+        if len(rates) > 1:
+            raise ValueError(
+                f"SFO makes one Newton step for all parameters: give all groups one finite lr, got {rates}"
+            )
+        return rates[0]
 
-    def _limited(self, m: Memory, d: Tensor) -> Tensor:
-        """No shorter than ``min_step``, and after the first pass not much longer than the steps so far."""
-        length, c, o = float(d.norm()), m.numbers, self.options
-        if length == 0.0 or not math.isfinite(length):
-            return d
-        target = max(length, o.min_step)
-        if c.calls > o.batches and c.distance > 0.0:
-            target = min(target, o.max_step_ratio * c.distance / c.calls)
-        return d * (target / length)
+    def _current_state(self) -> SFOState:
+        params = self._trainable()
+        if self._state is None:
+            self._state = SFOState(FlatParameters(params), self.options)
+            self._show_state()
+        elif not self._state.flat.covers(params):
+            raise RuntimeError(
+                f"the trainable parameters changed (from {len(self._state.flat.params)} tensors to {len(params)}, "
+                "or their shape, dtype or device): the models of SFO do not fit them, so build a new one"
+            )
+        return self._state
 
-    def _grow(self, m: Memory, factor: Tensor, bad: bool) -> None:
-        """Take in the next minibatch if the gradient is noise, the step was bad, or a pass went by without one."""
-        c, model = m.numbers, m.model
-        settled = bool((model.evaluations[m.active & ~m.is_barred()] >= 2).all())
-        gradients = model.gradients[m.active & (model.evaluations > 0)][:, : len(factor)]
-        noisy = choice.gradient_is_noise(gradients, factor, self.options.max_gradient_noise)
-        wanted = noisy or bad or c.since_growth > int(m.active.sum())
-        c.since_growth += 1
-        if settled and wanted and not m.active.all():
-            m.active[int((~m.active).nonzero()[0])] = True
-            c.since_growth = 0
+    # ------------------------------------------------------------------ saving and loading
+
+    def _show_state(self) -> None:
+        self.state.clear()
+        if self._state is not None:
+            self.state.update(zip(self._state.flat.params, self._state.per_parameter(), strict=True))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain numbers by parameter; may be saved and loaded at any step."""
+        self._show_state()
+        return super().state_dict()
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over a saved state; if it does not fit, one error and nothing is changed."""
+        taken: list[SFOState] = []
+
+        def take(_: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+            everything = self._parameters()
+            entries = entries_by_parameter(saved, len(everything))
+            if entries:
+                state = SFOState(FlatParameters([everything[i] for i in entries]), self.options)
+                state.check(list(entries.values()))
+                state.restore(list(entries.values()))
+                taken.append(state)
+            return {**saved, "state": {}}  # torch would cast float64 and whole numbers to the parameters' dtype
+
+        def place(_: Optimizer) -> None:
+            self._state = taken[0] if taken else None
+            self._show_state()
+
+        with around_torchs_loading(self, take, place):
+            super().load_state_dict(state_dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # torch's own leaves out whatever a subclass adds.
+        return {**super().__getstate__(), "options": self.options, "_state": self._state}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "_state" in state:  # a copy, not the loading of a state_dict
+            self._show_state()

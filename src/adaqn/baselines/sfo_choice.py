@@ -6,9 +6,26 @@ import torch
 from torch import Tensor
 
 from adaqn.baselines.sfo_model import SumModel
+from adaqn.baselines.sfo_state import SFOState
 
 NEW_LOSS_DEVIATIONS = 3.0
 """A first loss of a minibatch that lies this many deviations above the others' is suspicious."""
+
+
+def next_index(m: SFOState, order: str) -> int:
+    """The minibatch to evaluate next: see ``SFO.next_index``."""
+    barred = m.is_barred()
+    outside = ~m.active & ~barred
+    candidates = next((c for c in (m.active & ~barred, outside) if c.any()), m.active)
+    for few in (m.model.evaluations == 1, m.model.evaluations == 0):
+        if (few & candidates).any():
+            return int((few & candidates).nonzero()[0])
+    if order == "cyclic":
+        return next_in_turn(candidates, m.numbers.last_index)
+    index, distance = farthest(m.model, m.x, candidates, by_own_hessian=m.numbers.steps % 2 == 1)
+    if distance < 1e-12 and outside.any():  # all have been evaluated right here
+        return int(outside.nonzero()[0])
+    return index
 
 
 def farthest(model: SumModel, x: Tensor, candidates: Tensor, by_own_hessian: bool) -> tuple[int, float]:

@@ -27,7 +27,7 @@ class Point(NamedTuple):
         return math.isfinite(self.f) and bool(self.g.isfinite().all())
 
 
-def checked(closure: Closure | None, index: int | None, batches: int, needs: str) -> tuple[Closure, int]:
+def check_arguments(closure: Closure | None, index: int | None, batches: int, needs: str) -> tuple[Closure, int]:
     """What ``step`` was given, or an error that says what it needs."""
     if not callable(closure):
         raise TypeError(f"SFO.step needs {needs}: step(closure, index); got closure {closure!r}")

@@ -41,7 +41,7 @@ def step_size(name: str, value: Any) -> Any:
     """
     if isinstance(value, Tensor) and value.numel() != 1:
         raise ValueError(f"{name} must be a single number, got a tensor of shape {tuple(value.shape)}")
-    if not isinstance(value, Tensor | numbers.Real):
+    if isinstance(value, bool) or not isinstance(value, Tensor | numbers.Real):
         raise TypeError(f"{name} must be a number, got {value!r}")
     if not (math.isfinite(float(value)) and float(value) >= 0.0):
         raise ValueError(f"{name} must be a finite number of at least 0, got {value}")

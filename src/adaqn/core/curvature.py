@@ -7,12 +7,14 @@ many rows as long as the parameters it keeps between steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from adaqn.core.checks import at_least_one
 from adaqn.core.history import Ring
+from adaqn.core.jacobian import double_backward_jvp, forward_mode, with_fallback
 from adaqn.core.products import Reduce, add_combination, dots, local
 
 _CACHED_BYTES = 1 << 22
@@ -105,6 +107,8 @@ class AccumulatedFisher(Curvature):
 
 PerExample = Callable[[Sequence[Tensor]], Tensor]
 """Parameters → a 1-D tensor of losses, one per example."""
+_Slope = tuple[Tensor, Tensor, list[Tensor]]
+"""The losses with their graph, J s, and the leaves where that graph ends."""
 
 
 def empirical_fisher_product(
@@ -122,10 +126,8 @@ def empirical_fisher_product(
     True
     """
     with torch.enable_grad():
-        try:
-            value, js, leaves = _forward_mode(losses, w, s)
-        except NotImplementedError:
-            value, js, leaves = _double_backward(losses, w, s)
+        product = with_fallback(partial(_forward_mode, losses, w), lambda: partial(_double_backward, losses, w))
+        value, js, leaves = product(s)
     y = [torch.zeros_like(p) for p in w] if out is None else [tensor.zero_() for tensor in out]
     for leaf, gradient in zip(leaves, y, strict=True):
         leaf.grad = gradient
@@ -134,33 +136,22 @@ def empirical_fisher_product(
     return y
 
 
-def _forward_mode(losses: PerExample, w: Sequence[Tensor], s: Sequence[Tensor]) -> tuple[Tensor, Tensor, list[Tensor]]:
-    ad = torch.autograd.forward_ad
-    with ad.dual_level():
-        # The duals are the leaves: a node between leaf and layer would run last, with all gradients alive.
-        duals = (ad.make_dual(p.detach(), t.to(p.dtype)) for p, t in zip(w, s, strict=True))  # type: ignore[no-untyped-call]
-        leaves = [dual.requires_grad_() for dual in duals]
-        value, js = ad.unpack_dual(losses(leaves))  # type: ignore[no-untyped-call]
-        _check_per_example(value)
-        return value, torch.zeros_like(value) if js is None else js.detach().clone(), leaves
+def _forward_mode(losses: PerExample, w: Sequence[Tensor], s: Sequence[Tensor]) -> _Slope:
+    (value,), (js,), leaves = forward_mode(lambda leaves: [_checked(losses(leaves))], w, s)
+    return value, torch.zeros_like(value) if js is None else js, leaves
 
 
-def _double_backward(
-    losses: PerExample, w: Sequence[Tensor], s: Sequence[Tensor]
-) -> tuple[Tensor, Tensor, list[Tensor]]:
+def _double_backward(losses: PerExample, w: Sequence[Tensor], s: Sequence[Tensor]) -> _Slope:
     leaves = [p.detach().requires_grad_() for p in w]
-    value = losses(leaves)
-    _check_per_example(value)
-    v = torch.zeros_like(value, requires_grad=True)
-    jv = torch.autograd.grad(value, leaves, v, create_graph=True, allow_unused=True)
-    used = [(z, tangent.to(z.dtype)) for z, tangent in zip(jv, s, strict=True) if z is not None]
-    (js,) = torch.autograd.grad([z for z, _ in used], v, [t for _, t in used], retain_graph=True)
+    value = _checked(losses(leaves))
+    (js,) = double_backward_jvp([value], leaves)([t.to(p.dtype) for t, p in zip(s, w, strict=True)])
     return value, js, leaves
 
 
-def _check_per_example(losses: Tensor) -> None:
+def _checked(losses: Tensor) -> Tensor:
     if losses.dim() != 1:
         raise ValueError(
             f"per_example_loss must return one loss per example, a 1-D tensor; got shape "
             f"{tuple(losses.shape)}: use reduction='none' and average over all but the batch"
         )
+    return losses

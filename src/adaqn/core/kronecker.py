@@ -55,7 +55,7 @@ class Kronecker(Adam):
 
     >>> from adaqn import AdaQN
     >>> model = torch.nn.Linear(4, 3)
-    >>> opt = AdaQN(model.parameters(), lr=3e-3, acceptance="none", scaling=Kronecker(refresh=5))
+    >>> opt = AdaQN(model.parameters(), lr=3e-3, reject="none", scaling=Kronecker(refresh=5))
     >>> model(torch.randn(8, 4)).square().mean().backward()
     >>> opt.step()
     >>> opt.state[model.weight]["scaling_left_basis"].shape

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from adaqn.core.runs import runs
+from adaqn.core.scaling import runs
 
 
 class Momentum:

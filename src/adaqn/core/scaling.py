@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from adaqn.core.runs import runs
+T = TypeVar("T")
 
 
 class Scaling:
@@ -69,6 +70,13 @@ class Scaling:
 
     def update(self, g: Tensor) -> None:
         """See the gradient of this step."""
+
+    def see(self, g: Tensor, present: Sequence[int]) -> None:
+        """The gradient of this step; what is known of parameters without one stays as it is."""
+        if len(present) == len(self.shapes):
+            self.update(g)
+        else:
+            self.update_some(g, present)
 
     def update_some(self, g: Tensor, present: Sequence[int]) -> None:
         """See a gradient that only the parameters of these indices have; what is known of the others stays."""
@@ -152,7 +160,7 @@ class Adagrad(Scaling):
 
     def __init__(self, eps: float = 1e-4) -> None:
         super().__init__()
-        self.initial_value = _positive("scaling_eps", eps)
+        self.initial_value = _positive("eps of the scaling", eps)
 
     def update(self, g: Tensor) -> None:
         self.vectors["sum"].addcmul_(g, g)
@@ -172,7 +180,7 @@ class RMSProp(Scaling):
     def __init__(self, decay: float = 0.99, eps: float = 1e-8) -> None:
         super().__init__()
         self.decay = decay_in_range("decay", decay)
-        self.eps = _positive("scaling_eps", eps)
+        self.eps = _positive("eps of the scaling", eps)
 
     def update(self, g: Tensor) -> None:
         self.vectors["square_avg"].mul_(self.decay).addcmul_(g, g, value=1.0 - self.decay)
@@ -232,3 +240,23 @@ def decay_in_range(name: str, value: float) -> float:
     if not 0.0 <= value < 1.0:
         raise ValueError(f"the {name} of the scaling must lie in [0, 1), got {value}")
     return value
+
+
+def runs(sizes: Sequence[int], kinds: Sequence[T | None]) -> list[tuple[slice, T]]:
+    """Stretches of the same kind (an age, say), one slice each; parts whose kind is ``None`` are left out.
+
+    >>> runs([2, 3, 1], [7, 7, 4])
+    [(slice(0, 5, None), 7), (slice(5, 6, None), 4)]
+    >>> runs([2, 3, 1], [7, None, 7])
+    [(slice(0, 2, None), 7), (slice(5, 6, None), 7)]
+    """
+    found: list[tuple[slice, T]] = []
+    start = 0
+    for size, kind in zip(sizes, kinds, strict=True):
+        if kind is not None:
+            if found and found[-1] == (slice(found[-1][0].start, start), kind):
+                found[-1] = (slice(found[-1][0].start, start + size), kind)
+            else:
+                found.append((slice(start, start + size), kind))
+        start += size
+    return found

@@ -1,7 +1,9 @@
-"""Torch's random numbers: kept, put back, and drawn again."""
+"""Random numbers: kept, put back, and drawn again."""
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -52,6 +54,27 @@ def random_state_kept(devices: Iterable[torch.device] = ()) -> Iterator[None]:
         yield
     finally:
         before.restore()
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """torch's, Python's and, where it is in use, numpy's generators begin at a seed, and come back as they were.
+
+    Those of accelerators are left alone: what needs this happens on the CPU.
+    """
+    numpy: Any = sys.modules.get("numpy")
+    python_state, numpy_state = random.getstate(), numpy.random.get_state() if numpy else None
+    with random_state_kept():
+        torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+        if numpy:
+            numpy.random.seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            if numpy:
+                numpy.random.set_state(numpy_state)
 
 
 def _module(device: torch.device) -> Any:

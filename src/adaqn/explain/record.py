@@ -19,11 +19,13 @@ from adaqn.core.eigenbasis import matrix_shape
 from adaqn.core.kronecker import Kronecker
 from adaqn.core.outcome import Outcome
 from adaqn.core.pairs import CURVATURE_TESTS, TowardsH0
+from adaqn.optim.descent import trained
 from adaqn.optim.events import RECENT, CycleEvent, Stats
 from adaqn.optim.family import Common
 from adaqn.optim.layout import Size, size_of_state
 from adaqn.optim.method import Method
 from adaqn.optim.removed import PLACES
+from adaqn.optim.state import flat_for
 
 if TYPE_CHECKING:
     from adaqn.optim.optimizer import QuasiNewton
@@ -133,11 +135,11 @@ def record_of(optimizer: QuasiNewton) -> Record:
 
 
 def settings_of(optimizer: QuasiNewton) -> Settings:
-    m, state, c = optimizer._method, optimizer._state, optimizer._counters
-    params, _ = optimizer._trained()
-    flat = state.flat if state is not None else optimizer._flat(params) if params else None
+    m, state = optimizer._method, optimizer._state
+    params, _ = trained(optimizer.param_groups)
+    flat = state.flat if state is not None else flat_for(m, params) if params else None
     narrow = replace(m, storage=replace(m.storage, history_dtype=torch.bfloat16, fisher_dtype=torch.bfloat16))
-    decay = m.step_multiplier_now(c) / c.step_multiplier
+    decay = 1.0 if state is None else state.decay
     test = m.judge.test
     factor = test.fallback if isinstance(test, PairedTest) else test
     kronecker = m.scaling if isinstance(m.scaling, Kronecker) else None

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import copy
 import itertools
-import random
-import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
+
+from adaqn.evaluation.random_state import seeded
 
 EXAMPLES = 128
 SEED = 0
@@ -44,7 +43,7 @@ def training_batch(loader: Any, examples: int = EXAMPLES) -> Any:
             f"no examples can be picked from {kind}: that needs one DataLoader with a dataset that can be indexed. "
             "Otherwise keep a batch of the training split yourself, the same in every run, and give it as batch="
         )
-    with random_state(SEED):
+    with seeded(SEED):
         if loader.batch_sampler is None:  # every item is a batch
             return loader.collate_fn(loader.dataset[next(iter(_fresh(loader.sampler, loader)))])
         batches = iter(_fresh(loader.batch_sampler, loader))
@@ -62,27 +61,6 @@ def on_device(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, Mapping):
         return {name: on_device(value, device) for name, value in batch.items()}
     return type(batch)(on_device(part, device) for part in batch) if type(batch) in (list, tuple) else batch
-
-
-@contextmanager
-def random_state(seed: int) -> Iterator[None]:
-    """torch's, Python's and, where it is in use, numpy's generators begin at a seed, and come back as they were.
-
-    Those of accelerators are left alone: data is made on the CPU.
-    """
-    numpy: Any = sys.modules.get("numpy")
-    python_state, numpy_state = random.getstate(), numpy.random.get_state() if numpy else None
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        random.seed(seed)
-        if numpy:
-            numpy.random.seed(seed)
-        try:
-            yield
-        finally:
-            random.setstate(python_state)
-            if numpy:
-                numpy.random.set_state(numpy_state)
 
 
 def _fresh(sampler: Any, loader: DataLoader[Any]) -> Any:

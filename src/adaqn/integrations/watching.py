@@ -12,9 +12,8 @@ from adaqn.optim.optimizer import QuasiNewton
 def metrics(opt: QuasiNewton, prefix: str = "adaqn") -> dict[str, float]:
     """``opt.stats``, and the monitored loss at both points of the last cycle."""
     found = {f"{prefix}/{name}": float(value) for name, value in asdict(opt.stats).items()}
-    if opt._recent:
-        last = opt._recent[-1]
-        losses = {"monitored_loss": last.candidate_loss, "anchor_loss": last.anchor_loss}
+    if opt.last_cycle is not None:
+        losses = {"monitored_loss": opt.last_cycle.candidate_loss, "anchor_loss": opt.last_cycle.anchor_loss}
         found |= {f"{prefix}/{name}": value for name, value in losses.items() if value is not None}
     return found
 

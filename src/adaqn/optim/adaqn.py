@@ -10,8 +10,8 @@ from torch.optim.optimizer import ParamsT
 
 from adaqn.core.acceptance import RejectTest
 from adaqn.core.scaling import Scaling
+from adaqn.optim.descent import check_momentum
 from adaqn.optim.events import CycleCallback, callbacks
-from adaqn.optim.groups import check_momentum
 from adaqn.optim.method import (
     Method,
     make_curvature,

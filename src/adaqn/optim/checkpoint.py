@@ -9,24 +9,19 @@ is left to torch (D27).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
 from torch import Tensor
-from torch.optim import Optimizer
 
+from adaqn.optim.descent import Group, any_momentum
 from adaqn.optim.events import FORMAT, Counters
-from adaqn.optim.groups import Group, any_momentum
 from adaqn.optim.layout import number_names, tensor_layout, vector_layout
 from adaqn.optim.method import Method
-from adaqn.optim.state import State
+from adaqn.optim.state import State, flat_for, new_state
 from adaqn.parameters.flat import FlatParameters
-
-Entry = dict[str, Any]
-TakeOut = Callable[[Optimizer, dict[str, Any]], dict[str, Any]]
-PutBack = Callable[[Optimizer], None]
+from adaqn.parameters.loading import Entry, entries_by_parameter
 
 _COUNTERS = {field.name for field in fields(Counters)}
 _NAMES = {"format", "gram", "anchor", "window", "accepted", "keeps_accepted", "window_count", "fisher", "master"}
@@ -37,18 +32,6 @@ NEW_IN_2 = ("rejected_at", "cycle_length", "monitor_position")
 NEW_IN_4 = ("has_best", "best_loss", "best_error")
 SIGNED = ("best_loss",)
 """All other numbers are at least 0."""
-
-
-@contextmanager
-def around_torchs_loading(optimizer: Optimizer, take: TakeOut, place: PutBack) -> Iterator[None]:
-    """Within the block ``take`` is the last hook before torch's own loading, and ``place`` the first after it."""
-    before = optimizer.register_load_state_dict_pre_hook(take)
-    after = optimizer.register_load_state_dict_post_hook(place, prepend=True)
-    try:
-        yield
-    finally:
-        before.remove()
-        after.remove()
 
 
 def is_own(name: Any) -> bool:
@@ -80,27 +63,27 @@ def show(target: dict[Any, Any], state: State | None, *, saved: bool) -> None:
             target[p] = {**entry, **foreign.get(p, {})}
 
 
-def with_momentum(groups: list[Group], defaults: Group) -> list[Group]:
-    """Saved groups; those of formats before momentum was a value of theirs get this optimizer's."""
+def taken(
+    saved: dict[str, Any], method: Method, groups: list[Group], defaults: Group
+) -> tuple[State | None, dict[str, Any]]:
+    """(A state made from our entries, checked; the saved dictionary without them, for torch to load)."""
+    params = [p for group in groups for p in group["params"]]
+    entries = saved_entries(saved, len(params))
+    saved_groups: list[Group] = saved["param_groups"]
+    state = None
+    if entries:
+        # Groups saved before momentum was a value of theirs leave it to the optimizer.
+        known = any("momentum" in group for group in saved_groups)
+        momentum = any("momentum" in entry for entry in entries.values()) if known else any_momentum(groups)
+        state = restored([params[i] for i in entries], list(entries.values()), method, momentum=momentum)
     usual = {"momentum": defaults["momentum"]} if "momentum" in defaults else {}
-    return [{**usual, **group} for group in groups]
-
-
-def expects_momentum(groups: list[Group], entries: Mapping[int, Entry], ours: list[Group]) -> bool:
-    """Should these entries hold an averaged gradient? Groups that do not know momentum leave it to the optimizer's."""
-    if any("momentum" in group for group in groups):
-        return any("momentum" in entry for entry in entries.values())
-    return any_momentum(ours)
+    with_momentum = [{**usual, **group} for group in saved_groups]
+    return state, {**saved, "param_groups": with_momentum, "state": foreign_entries(saved["state"])}
 
 
 def saved_entries(state_dict: dict[str, Any], count: int) -> dict[int, Entry]:
     """Parameter index → our part of its saved state in today's format, by the order of the groups."""
-    if not isinstance(state_dict, dict) or not {"state", "param_groups"} <= set(state_dict):
-        raise ValueError("not the state_dict of an optimizer: it has no 'state' and 'param_groups'")
-    keys = [key for group in state_dict["param_groups"] for key in group["params"]]
-    if len(keys) != count:
-        raise ValueError(f"the saved state is of {len(keys)} parameters, and this optimizer has {count}")
-    saved = {i: state_dict["state"][key] for i, key in enumerate(keys) if key in state_dict["state"]}
+    saved = entries_by_parameter(state_dict, count)
     ours = {i: {name: v for name, v in entry.items() if is_own(name)} or _of_torch(entry) for i, entry in saved.items()}
     return {i: migrated(entry) for i, entry in ours.items() if entry}
 
@@ -123,7 +106,7 @@ def migrated(entry: Entry) -> Entry:
     return {**dict.fromkeys((*NEW_IN_2, *NEW_IN_4), 0), **kept, **known, **entry, "format": FORMAT}
 
 
-def check(entries: list[Entry], flat: FlatParameters, method: Method, *, momentum: bool) -> None:
+def _check(entries: list[Entry], flat: FlatParameters, method: Method, *, momentum: bool) -> None:
     """Do these entries fit a state of that method for those parameters? One clear error if not."""
     rows = {name: shape for name, (shape, _, _) in vector_layout(method, momentum=momentum).items()}
     by_parameter = tensor_layout(method.scaling, flat.for_scaling(method.scaling))
@@ -194,8 +177,11 @@ def _check_range(index: int, name: str, saved: Any, largest: int) -> None:
         raise ValueError(f"the saved {name!r} of parameter {index} is {saved}, outside 0 to {largest}: corrupt state")
 
 
-def restore(state: State, entries: list[Entry]) -> None:
-    """Copy checked entries into the state."""
+def restored(params: list[Tensor], entries: list[Entry], method: Method, *, momentum: bool) -> State:
+    """A new state for these parameters with what was saved of each; one clear error if that does not fit."""
+    flat = flat_for(method, params)
+    _check(entries, flat, method, momentum=momentum)
+    state = new_state(method, flat, momentum=momentum)
     if entries[0]["keeps_accepted"]:
         state.keep_accepted()
     vectors = state.buffers.keys() - state.tensor_plan.keys()
@@ -205,3 +191,4 @@ def restore(state: State, entries: list[Entry]) -> None:
     state.load_numbers(entries)
     if any(entry["pairs_s"].dtype != state.pairs.S.dtype for entry in entries):
         state.pairs.recompute()
+    return state

@@ -88,7 +88,7 @@ def adapt_cycle_length(state: State, outcome: Outcome, momentum: float) -> None:
     bounds = state.method.cycle_bounds
     if bounds is None:
         return
-    length = state.method.cycle_length_now(state.counters)
+    length = state.cycle_length
     cosine = cosine_of_newest(state.pairs, state.flat.settle) if outcome is Outcome.STORED else None
     share = signal_share(cosine, length, momentum) if cosine is not None else None
     state.counters.cycle_length = next_cycle_length(length, outcome, share, *bounds)

@@ -22,7 +22,7 @@ from adaqn.core.direction import Direction, gram, two_loop
 from adaqn.core.pairs import CURVATURE_TESTS, CurvatureTest, Repair, TowardsH0, absolute
 from adaqn.core.scaling import Adagrad, Scaling
 from adaqn.core.scaling_names import SCALINGS, make_scaling
-from adaqn.optim.events import Counters, CycleCallback
+from adaqn.optim.events import CycleCallback
 from adaqn.optim.judge import Judge
 from adaqn.optim.settings import PairOptions, RejectOptions, StorageOptions, given
 from adaqn.parameters.processes import check_process_group
@@ -101,18 +101,6 @@ class Method:
             dtype = getattr(self.storage, name)
             if dtype is not None and dtype not in HISTORY_DTYPES:
                 raise ValueError(f"{name} must be torch.float32, torch.float64 or torch.bfloat16, got {dtype}")
-
-    def cycle_length_now(self, c: Counters) -> int:
-        """L, within its bounds where it adapts: a saved state may come from wider ones."""
-        if self.cycle_bounds is None:
-            return self.cycle_length
-        shortest, longest = self.cycle_bounds
-        return min(max(c.cycle_length or self.cycle_length, shortest), longest)
-
-    def step_multiplier_now(self, c: Counters) -> float:
-        """Of all step sizes: by rejections, and by the decay of the method."""
-        decay = 1.0 if self.decay_steps is None else self.decay_steps / (self.decay_steps + c.steps)
-        return c.step_multiplier * decay
 
     def parts(self) -> Parts:
         """Parts of their own for one state; the curvature shares its model and its batches with the others."""

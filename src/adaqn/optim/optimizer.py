@@ -32,19 +32,18 @@ from adaqn.optim.cycle_end import (
     offer,
     return_to_anchor,
 )
-from adaqn.optim.descent import descend, look
+from adaqn.optim.descent import Group, StepSizes, any_momentum, check_group, check_scheduled, descend, look, trained
 from adaqn.optim.events import RECENT, UNSTORED_WARNING, Counters, CycleEvent, Notices, Stats, warn
-from adaqn.optim.groups import Group, StepSizes, any_momentum, check_group, check_scheduled
 from adaqn.optim.judge import Losses
 from adaqn.optim.layout import size_of_state
 from adaqn.optim.method import Method
 from adaqn.optim.monitor import RotatingMonitor
 from adaqn.optim.removed import attribute_error
-from adaqn.optim.state import State, moved
+from adaqn.optim.state import State, flat_for, moved, new_state
 from adaqn.optim.warm_start import check_source, fill_scaling, source_states
 from adaqn.optim.watch import MonitorFunction, Watch
-from adaqn.parameters.flat import FlatParameters, check_one_device
-from adaqn.parameters.sharded import check_parts, flat_parameters
+from adaqn.parameters.flat import check_one_device
+from adaqn.parameters.loading import around_torchs_loading
 
 if TYPE_CHECKING:
     from adaqn.explain.explanation import Explanation
@@ -97,12 +96,12 @@ class QuasiNewton(Optimizer):
         """One step from the gradients in ``.grad``; a closure, if given, is run first."""
         self._refuse_while_averaging("step()")
         loss, rerun = self._evaluate(closure)
-        params, groups = self._trained()
+        params, groups = trained(self.param_groups)
         if all(p.grad is None for p in params):
             self._note_no_gradient(params)
             return loss
         state = self._state_for_step(params, rerun)
-        sizes = StepSizes(self.param_groups, groups, self._method.step_multiplier_now(state.counters))
+        sizes = StepSizes(self.param_groups, groups, state.step_multiplier)
         present = state.read_gradients()
         size, s_dot_g = look(state, sizes, present)
         if not self._may_step(state, size):
@@ -115,7 +114,7 @@ class QuasiNewton(Optimizer):
         descend(state, sizes, present, s_dot_g)  # l. 5
         state.add_to_window()  # l. 7
         state.counters.steps += 1
-        if state.average.count >= self._method.cycle_length_now(state.counters):  # l. 8; D1
+        if state.average.count >= state.cycle_length:  # l. 8; D1
             self._finish_cycle(state)
         return loss
 
@@ -177,13 +176,6 @@ class QuasiNewton(Optimizer):
         """All parameters, frozen ones too, in the order of the groups."""
         return [p for group in self.param_groups for p in group["params"]]
 
-    def _trained(self) -> tuple[list[Tensor], list[Group]]:
-        """The parameters that require a gradient or have one (D26), and the group of each."""
-        found = [
-            (p, group) for group in self.param_groups for p in group["params"] if p.requires_grad or p.grad is not None
-        ]
-        return [p for p, _ in found], [group for _, group in found]
-
     def _moves(self) -> bool:
         """Has any group a step size? That call of torch.distributed.checkpoint has none, and no closure either."""
         return any(bool(group["lr"] != 0) for group in self.param_groups)
@@ -219,36 +211,21 @@ class QuasiNewton(Optimizer):
             self._show_state()
         return state
 
-    def _flat(self, params: list[Tensor]) -> FlatParameters:
-        """The vector of these parameters, as they lie on the processes at work now."""
-        method = self._method
-        flat = flat_parameters(params, method.process_group, shard_history=method.storage.shard_history)
-        check_parts(flat, method.scaling, method.curvature, method.storage.fisher_device)
-        return flat
-
-    def _new_state(self, flat: FlatParameters, *, momentum: bool) -> State:
-        parts = self._method.parts()
-        if isinstance(parts.curvature, ModelCurvature):
-            parts.curvature.attach(flat)
-        return State(flat, self._method, parts, momentum=momentum)
-
     def _state_of(self, params: list[Tensor]) -> State:
         """The state for these parameters; made anew when they have changed."""
         old = self._state
         if old is not None and old.flat.covers(params):
             return old
-        flat = self._flat(params)
         if old is None:
-            self._state = self._new_state(flat, momentum=any_momentum(self.param_groups))
+            flat = flat_for(self._method, params)
+            self._state = new_state(self._method, flat, momentum=any_momentum(self.param_groups))
         else:
             warn(
                 f"the trainable parameters changed (from {len(old.flat.params)} tensors on {old.flat.device} to "
                 f"{len(params)} on {params[0].device}): the curvature history restarts; H0 keeps what it knows "
                 "of those that stay"
             )
-            if isinstance(old.curvature, ModelCurvature):
-                old.curvature.attach(flat)
-            self._state = moved(old, flat)
+            self._state = moved(old, params)
             self._watch.anchor_losses = None
         self._show_state()
         return self._state
@@ -269,7 +246,7 @@ class QuasiNewton(Optimizer):
         examples = None if losses.new is None else losses.new.numel() if losses.new.dim() else 0
         event = CycleEvent(
             c.steps, c.cycles, outcome, f_new, f_old, ss, sy, yy, len(state.pairs), c.step_multiplier, examples,
-            self._method.cycle_length_now(c), c.stored, c.skipped, c.rejected, c.nonfinite,
+            state.cycle_length, c.stored, c.skipped, c.rejected, c.nonfinite,
         )  # fmt: skip
         self._recent.append(event)
         for callback in self._method.on_cycle:  # the user's code: the cycle is complete before it
@@ -282,19 +259,21 @@ class QuasiNewton(Optimizer):
     @property
     def stats(self) -> Stats:
         """Totals so far."""
-        c = self._counters
-        pairs = len(self._state.pairs) if self._state is not None else 0
-        return Stats(
-            c.steps, c.cycles, c.stored, c.skipped, c.rejected, c.nonfinite, pairs, c.step_multiplier,
-            self._method.cycle_length_now(c),
-        )  # fmt: skip
+        c, state = self._counters, self._state
+        pairs, length = (0, self._method.cycle_length) if state is None else (len(state.pairs), state.cycle_length)
+        return Stats(c.steps, c.cycles, c.stored, c.skipped, c.rejected, c.nonfinite, pairs, c.step_multiplier, length)
+
+    @property
+    def last_cycle(self) -> CycleEvent | None:
+        """How the last cycle ended; ``None`` before the first, and after a state was loaded."""
+        return self._recent[-1] if self._recent else None
 
     def state_size(self) -> int:
         """Bytes of history and work space of this process, known before the first step."""
-        params, _ = self._trained()
+        params, _ = trained(self.param_groups)
         if self._state is None and not params:
             return 0
-        flat = self._state.flat if self._state is not None else self._flat(params)
+        flat = self._state.flat if self._state is not None else flat_for(self._method, params)
         accepted = self._state is not None and self._state.accepted is not None
         return size_of_state(flat, self._method, momentum=self._has_momentum, accepted=accepted).total
 
@@ -378,7 +357,7 @@ class QuasiNewton(Optimizer):
         check_source(source, self._method.scaling)
         everything = self._parameters()
         states = dict(zip(map(id, everything), source_states(source, everything), strict=True))
-        params, _ = self._trained()
+        params, _ = trained(self.param_groups)
         if not params:
             raise ValueError("no parameter requires a gradient: unfreeze what should be trained first")
         state = self._state_of(params)
@@ -418,29 +397,22 @@ class QuasiNewton(Optimizer):
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a saved state; if it does not fit, one error and nothing is changed."""
-        loaded: list[State] = []
+        loaded: list[State | None] = []
 
         def take(_: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
-            everything = self._parameters()
-            entries = checkpoint.saved_entries(saved, len(everything))
-            groups = checkpoint.with_momentum(saved["param_groups"], self.defaults)
-            if entries:
-                flat = self._flat([everything[i] for i in entries])
-                momentum = checkpoint.expects_momentum(saved["param_groups"], entries, self.param_groups)
-                checkpoint.check(list(entries.values()), flat, self._method, momentum=momentum)
-                loaded.append(self._new_state(flat, momentum=momentum))
-                checkpoint.restore(loaded[0], list(entries.values()))
-            return {**saved, "param_groups": groups, "state": checkpoint.foreign_entries(saved["state"])}
+            state, rest = checkpoint.taken(saved, self._method, self.param_groups, self.defaults)
+            loaded.append(state)
+            return rest
 
         def place(_: Optimizer) -> None:
-            self._state = loaded[0] if loaded else None
+            self._state = loaded[0]
             self._watch.anchor_losses = None
             self._recent.clear()
             if self._state is not None:
                 self._watch.take_turn_of(self._state)
             self._show_state()
 
-        with checkpoint.around_torchs_loading(self, take, place):
+        with around_torchs_loading(self, take, place):
             super().load_state_dict(state_dict)
 
     def __getstate__(self) -> dict[str, Any]:

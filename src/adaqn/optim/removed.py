@@ -43,7 +43,7 @@ FLAT = (*PLACES, "scaling_eps", "fisher_batch_size", "min_cycle_length", "max_cy
 """All of them."""
 _ATTRIBUTES = {
     "options": "opt.scaling is H0, opt.monitor the monitor, opt.stats the totals; the rest is not public",
-    "recent": "pass on_cycle=events.append to keep the events of all cycles",
+    "recent": "opt.last_cycle is the last event; on_cycle=events.append keeps them all",
     "finish_cycle": "it is not public: cycles end by themselves",
 }
 

@@ -16,11 +16,12 @@ from torch import Tensor
 from adaqn.core.acceptance import SMALLEST_MULTIPLIER
 from adaqn.core.history import Average, Pairs
 from adaqn.core.momentum import Momentum
+from adaqn.optim.curvatures import ModelCurvature
 from adaqn.optim.events import FORMAT, Counters
 from adaqn.optim.layout import tensor_buffer, tensor_layout, tensors_by_parameter, vector_layout
 from adaqn.optim.method import Method, Parts
 from adaqn.parameters.flat import FlatParameters
-from adaqn.parameters.sharded import FlatSlices, WholeH0, show
+from adaqn.parameters.sharded import FlatSlices, WholeH0, check_parts, flat_parameters
 
 
 class Scratch:
@@ -123,6 +124,25 @@ class State:
         """The vectors that a buffer of that name holds."""
         return self.h0_flat if name.startswith("scaling_") else self.flat
 
+    @property
+    def cycle_length(self) -> int:
+        """L, within its bounds where it adapts: a saved state may come from wider ones."""
+        if self.method.cycle_bounds is None:
+            return self.method.cycle_length
+        shortest, longest = self.method.cycle_bounds
+        return min(max(self.counters.cycle_length or self.method.cycle_length, shortest), longest)
+
+    @property
+    def step_multiplier(self) -> float:
+        """Of all step sizes: by rejections, and by the decay of the method."""
+        return self.counters.step_multiplier * self.decay
+
+    @property
+    def decay(self) -> float:
+        """τ/(τ + steps), where the method has a τ."""
+        tau = self.method.decay_steps
+        return 1.0 if tau is None else tau / (tau + self.counters.steps)
+
     # ------------------------------------------------------------------ within a step
 
     def read_gradients(self) -> list[int]:
@@ -137,7 +157,7 @@ class State:
         if isinstance(self.h0, WholeH0):
             self.h0.learn(negated=self.method.maximize)
         else:
-            show(self.scaling, self.scratch.gradient, present)
+            self.scaling.see(self.scratch.gradient, present)
 
     def move_anchor_here(self) -> None:
         """The anchor ← the weights."""
@@ -255,11 +275,29 @@ class State:
                 self.momentum.steps[index] = int(entry["momentum_step"])
 
 
-def moved(old: State, flat: FlatParameters) -> State:
+def flat_for(method: Method, params: list[Tensor]) -> FlatParameters:
+    """The vector of these parameters, as they lie on the processes at work now."""
+    flat = flat_parameters(params, method.process_group, shard_history=method.storage.shard_history)
+    check_parts(flat, method.scaling, method.curvature, method.storage.fisher_device)
+    return flat
+
+
+def new_state(method: Method, flat: FlatParameters, *, momentum: bool) -> State:
+    """For parameters of which nothing is known yet."""
+    parts = method.parts()
+    if isinstance(parts.curvature, ModelCurvature):
+        parts.curvature.attach(flat)
+    return State(flat, method, parts, momentum=momentum)
+
+
+def moved(old: State, params: list[Tensor]) -> State:
     """A state for other parameters in mid-training, in the place of the old one.
 
     H0's accumulators and the wide weights of the parameters that stay are carried over; the history starts anew.
     """
+    flat = flat_for(old.method, params)
+    if isinstance(old.curvature, ModelCurvature):
+        old.curvature.attach(flat)
     scaling = old.scaling  # one object for both: making the new state gives it new tensors
     numbers = [scaling.numbers(i) for i in range(len(old.flat.params))]
     vectors, tensors = dict(scaling.vectors), list(scaling.tensors)

@@ -164,7 +164,7 @@ class WholeH0:
         present = whole.gather_gradients(whole.views(self.before))
         if negated:
             self.before.neg_()
-        show(self.scaling, self.before, present)
+        self.scaling.see(self.before, present)
 
     def apply(self, v: Tensor, out: Tensor) -> Tensor:
         whole = self.flat.gather_whole(v, out=self.before)
@@ -173,14 +173,6 @@ class WholeH0:
     def apply_inverse(self, v: Tensor, out: Tensor) -> Tensor:
         whole = self.flat.gather_whole(v, out=self.before)
         return self.flat.cut(self.scaling.apply_inverse(whole, out=self.after), out)
-
-
-def show(scaling: Scaling, g: Tensor, present: list[int]) -> None:
-    """The gradient to H0; what it knows of parameters without one stays as it is."""
-    if len(present) == len(scaling.shapes):
-        scaling.update(g)
-    else:
-        scaling.update_some(g, present)
 
 
 def needs_matrices(scaling: Scaling) -> bool:
