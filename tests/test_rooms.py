@@ -124,7 +124,7 @@ def test_tests_mirror_the_source():
     """A folder of tests for every room; no test of a room lies elsewhere."""
     rooms = {path.name for path in SOURCE.iterdir() if (path / "__init__.py").exists()}
     tests = Path(__file__).parent
-    folders = {path.name for path in tests.iterdir() if any(path.glob("test_*.py"))}
+    folders = {path.name for path in tests.iterdir() if any(path.rglob("test_*.py"))}
     assert rooms - folders == set()
     assert folders - rooms == {"distributed"}  # real processes, whatever room they exercise
 
