@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from adaqn import OLBFGS, RES, SQN, AdaQN, HessianProduct, Monitor, PairOptions, SdLBFGS
 from adaqn.baselines import KFAC, SFO, HessianFree
-from adaqn.experiments.cells import LinearRNN
-from adaqn.experiments.stepping import take_step
+from adaqn.experiments.problems.linear_recurrent import LinearRNN
+from adaqn.experiments.training.stepping import take_step
 
 Batch = tuple[Tensor, Tensor]
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from adaqn import OLBFGS, RES, SQN, AdaQN, HessianProduct, Monitor, SdLBFGS
 from adaqn.baselines import KFAC, SFO, HessianFree
-from adaqn.experiments.stepping import take_step
+from adaqn.experiments.training.stepping import take_step
 
 BATCHES = 5
 loss_fn = nn.MSELoss()

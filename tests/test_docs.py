@@ -47,7 +47,7 @@ def test_links_inside_the_repository_lead_somewhere(page):
 def test_the_page_about_the_command_names_every_command_and_every_option():
     from typer.main import get_command
 
-    from adaqn.experiments.commands import app
+    from adaqn.experiments.commands.app import app
 
     page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     missing = []
@@ -72,7 +72,7 @@ COMMANDS = [
 def test_commands_in_the_documentation_are_understood(line):
     from typer.main import get_command
 
-    from adaqn.experiments.commands import app
+    from adaqn.experiments.commands.app import app
 
     words = shlex.split(line, comments=True)
     command, rest = get_command(app), words[words.index("adaqn") + 1 :]

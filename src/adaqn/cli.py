@@ -8,7 +8,7 @@ import sys
 def main() -> None:
     """Entry point; without the extra ``experiments`` it says what to install."""
     try:
-        from adaqn.experiments.commands import run
+        from adaqn.experiments.commands.app import run
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "adaqn":
             raise

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from adaqn.experiments.cells import LinearGRU, LinearLSTM, LinearRNN, from_torch
+from adaqn.experiments.problems.linear_recurrent import LinearGRU, LinearLSTM, LinearRNN, from_torch
 
 SHAPE = {"input_size": 3, "hidden_size": 5, "num_layers": 2, "batch_first": True, "dtype": torch.float64}
 TWINS = {

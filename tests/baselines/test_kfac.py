@@ -15,8 +15,8 @@ from torch.nn.functional import cross_entropy, mse_loss, one_hot
 
 from adaqn import Monitor
 from adaqn.baselines.kfac import KFAC
-from adaqn.experiments.cells import LinearLSTM, LinearRNN, from_torch
-from adaqn.experiments.models import Recurrent
+from adaqn.experiments.problems.linear_recurrent import LinearLSTM, LinearRNN, from_torch
+from adaqn.experiments.problems.networks import Recurrent
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 

@@ -19,7 +19,7 @@ from adaqn.baselines.kfac_factors import (
     precondition,
     running_average,
 )
-from adaqn.experiments.cells import LinearRNN
+from adaqn.experiments.problems.linear_recurrent import LinearRNN
 from oracles import random_spd
 
 SHARING = pytest.mark.parametrize("sharing", ["expand", "reduce"])

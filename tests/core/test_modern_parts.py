@@ -40,7 +40,7 @@ def test_momentum_is_the_weighted_sum_of_the_gradients():
                 seen[i].append(g[part].clone())
             else:
                 g[part] = 0.0
-        momentum.mix(g, present, betas=[beta, beta])
+        momentum.mix(g, present, [beta, beta])
         for i, part in enumerate((slice(0, 2), slice(2, 5))):
             t = len(seen[i])
             weighted = sum((beta ** (t - 1 - j) * v for j, v in enumerate(seen[i])), torch.zeros(1))

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from processes import run_processes
 
 from adaqn import AdaQN, RotatingMonitor
-from adaqn.experiments.team import Torchrun
+from adaqn.experiments.training.team import Torchrun
 
 
 def drifting(preset):
@@ -92,7 +92,7 @@ def closure_and_checkpoint():
     net = problem.wrapped(problem.model(), "ddp")
     opt = OLBFGS(net.parameters(), 0.1)
     _, state = get_state_dict(net, opt)
-    return tuple(state["state"]["module.0.weight"]["pairs_s"].shape), opt.stats.steps
+    return tuple(state["state"]["0.weight"]["pairs_s"].shape), opt.stats.steps
 
 
 def test_a_checkpoint_can_be_made_of_a_method_that_needs_a_closure():

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from adaqn.experiments.commands import run
+from adaqn.experiments.commands.app import run
 from limits import LIMIT
 
 STEPS = "--steps=200"

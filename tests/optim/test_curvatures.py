@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from adaqn.parameters.flat import FlatParameters
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
 import inside
 from adaqn import EmpiricalFisher, PairOptions
 from adaqn.core.curvature import empirical_fisher_product
+from adaqn.parameters.flat import FlatParameters
 from oracles import as_printed
 
 

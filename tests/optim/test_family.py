@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from adaqn.optim.curvatures import hessian_product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from adaqn import OLBFGS, RES, SQN, BarzilaiBorwein, HessianProduct, SdLBFGS
 from adaqn.core.barzilai_borwein import BoundedBarzilaiBorwein, MeanBarzilaiBorwein
 from adaqn.core.pairs import Damping, Shift, products
 from adaqn.core.regularised import Regularised
+from adaqn.optim.curvatures import hessian_product
 from oracles import NoisyValley, Vector, dense_bfgs, empty_pairs, random_spd, relative_error, run, take_step
 
 N = 12

@@ -9,13 +9,13 @@ from math import nan
 
 import pytest
 import torch
-from adaqn.optim.judge import Judge, Losses
 from torch import Tensor, nn
 
 from adaqn import AdaQN, Monitor, Outcome, RejectOptions, RotatingMonitor
 from adaqn.core.acceptance import SMALLEST_MULTIPLIER as FLOOR
 from adaqn.core.acceptance import FactorTest, PairedTest
 from adaqn.optim.events import Counters
+from adaqn.optim.judge import Judge, Losses
 from inside import number
 from oracles import NoisyValley, Vector, as_printed, run
 

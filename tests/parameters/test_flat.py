@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from adaqn.parameters.flat import FlatParameters
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from adaqn import StorageOptions
+from adaqn.parameters.flat import FlatParameters
 from oracles import NoisyValley, Vector, quiet, run
 
 SHAPES = st.lists(st.lists(st.integers(0, 4), max_size=3).map(tuple), min_size=1, max_size=6).map(

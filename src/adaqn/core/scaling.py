@@ -160,7 +160,7 @@ class Adagrad(Scaling):
 
     def __init__(self, eps: float = 1e-4) -> None:
         super().__init__()
-        self.initial_value = _positive("scaling_eps", eps)
+        self.initial_value = _positive("eps of the scaling", eps)
 
     def update(self, g: Tensor) -> None:
         self.vectors["sum"].addcmul_(g, g)
@@ -180,7 +180,7 @@ class RMSProp(Scaling):
     def __init__(self, decay: float = 0.99, eps: float = 1e-8) -> None:
         super().__init__()
         self.decay = decay_in_range("decay", decay)
-        self.eps = _positive("scaling_eps", eps)
+        self.eps = _positive("eps of the scaling", eps)
 
     def update(self, g: Tensor) -> None:
         self.vectors["square_avg"].mul_(self.decay).addcmul_(g, g, value=1.0 - self.decay)

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
-import inspect
 import pkgutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from adaqn import OLBFGS, PRESETS, RES, SQN, AdaQN, EmpiricalFisher, HessianProduct, Monitor, SdLBFGS
+from adaqn import OLBFGS, PRESETS, RES, SQN, AdaQN, HessianProduct, SdLBFGS
 from adaqn.baselines import KFAC, SFO, HessianFree
-from adaqn.core.scaling_names import SCALINGS
-from adaqn.experiments.cells import from_torch
-from adaqn.experiments.config import RunConfig
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.models import Recurrent
-from adaqn.experiments.tasks import Task
-from adaqn.optim.family import Common
+from adaqn.experiments.problems.linear_recurrent import from_torch
+from adaqn.experiments.problems.networks import Recurrent
+from adaqn.experiments.problems.tasks import Task
 
 Make = Callable[..., Optimizer]
 
@@ -86,7 +83,7 @@ CURVATURE_BATCH = 4
 
 
 def _sqn(model: nn.Module, task: Task, **options: Any) -> Optimizer:
-    batches = _CurvatureBatches(task, CURVATURE_BATCH)
+    batches = CurvatureBatches(task, CURVATURE_BATCH)
     return SQN(model.parameters(), curvature=HessianProduct(model, task.losses, batches), **options)
 
 
@@ -134,56 +131,6 @@ def entry(name: str) -> Entry:
     return TABLE[name]
 
 
-def make_optimizer(name: str, lr: float | None, options: dict[str, Any], model: nn.Module, task: Task) -> Optimizer:
-    """The optimizer of that name for that model; a monitored one gets a batch of the training split."""
-    chosen = entry(name)
-    _check_options(name, chosen, options)
-    given: dict[str, Any] = {"lr": chosen.lr if lr is None else lr, **chosen.defaults, **options}
-    if chosen.monitored:
-        given["monitor"] = Monitor(model, task.losses, task.monitoring_set())
-        given["scaling"] = _scaling(given.get("scaling"))
-        if given.get("curvature") == "empirical_fisher":
-            batches = _CurvatureBatches(task)
-            given["curvature"] = EmpiricalFisher(model, task.losses, batches)
-    if isinstance(given.get("betas"), list):
-        given["betas"] = tuple(given["betas"])
-    try:
-        if chosen.given == "model and task":
-            return chosen.make(model, task, **given)
-        return chosen.make(model.named_parameters() if chosen.given == "named" else model.parameters(), **given)
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise UserError(f"{name}: {error}") from error
-
-
-def resolved(config: RunConfig) -> RunConfig:
-    """Complete, with the step size that will be used: two ways to ask for the same run are the same run.
-
-    A preset is written out, for its numbers may change from one version to the next.
-    """
-    complete = config.complete()
-    usual = usual_options(complete.optimizer, complete.options)
-    lr = usual.pop("lr", entry(complete.optimizer).lr)
-    given = {name: value for name, value in complete.options.items() if name != "preset" or not usual}
-    return replace(complete, lr=lr if complete.lr is None else complete.lr, options={**usual, **given})
-
-
-def usual_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """What the preset of an adaQN says, its step size too; nothing for other optimizers."""
-    chosen = entry(name)
-    if chosen.make is not AdaQN:
-        return {}
-    preset = options.get("preset", chosen.defaults["preset"])
-    if preset not in PRESETS:
-        raise UserError(f"no preset called {preset!r}: give one of {', '.join(PRESETS)}")
-    return asdict(PRESETS[preset])
-
-
-def own_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Those that its preset does not say already."""
-    usual = usual_options(name, options) if name in TABLE else {}
-    return {option: value for option, value in options.items() if option not in usual or usual[option] != value}
-
-
 def known_classes(name: str) -> list[type]:
     """What the checkpoint of this optimizer holds beside tensors and plain values: Shampoo's own helper objects."""
     if entry(name).kind != "ScalableShampoo" or importlib.util.find_spec("pytorch_optimizer") is None:
@@ -207,7 +154,7 @@ def prepare_model(name: str, model: nn.Module) -> nn.Module:
     return model
 
 
-class _CurvatureBatches:
+class CurvatureBatches:
     """Batches of the training split by number, ``joined`` so many in one."""
 
     def __init__(self, task: Task, joined: int = 1) -> None:
@@ -217,45 +164,3 @@ class _CurvatureBatches:
         for start in range(0, self.task.steps_per_epoch, self.joined):
             parts = [self.task.batch(start + i) for i in range(self.joined)]
             yield tuple(torch.cat(tensors) for tensors in zip(*parts, strict=True))
-
-
-def _scaling(asked: Any) -> Any:
-    """H0 by name, or as ``{"name": "kronecker", "refresh": 10}`` with options of its own."""
-    if not isinstance(asked, dict):
-        return asked
-    options = {name: value for name, value in asked.items() if name != "name"}
-    if asked.get("name") not in SCALINGS:
-        raise UserError(f"scaling must name one of {', '.join(sorted(SCALINGS))}, got {asked.get('name')!r}")
-    try:
-        return SCALINGS[asked["name"]](**options)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"scaling {asked['name']}: {error}") from error
-
-
-RESERVED = {
-    "lr": "give the step size as --lr",
-    "monitor": "the laboratory makes it: --monitor-size",
-    "params": "they are the model's",
-    "maximize": "losses are to be small",
-    "process_group": "torchrun decides which processes there are",
-}
-
-
-def _check_options(name: str, chosen: Entry, options: dict[str, Any]) -> None:
-    for option in options:
-        if option in RESERVED:
-            raise UserError(f"{option} is no option to be set: {RESERVED[option]}")
-    kind = chosen.kind or chosen.make
-    if isinstance(kind, str):
-        if importlib.util.find_spec("pytorch_optimizer") is None:
-            return  # making it will say what to install
-        import pytorch_optimizer
-
-        kind = getattr(pytorch_optimizer, kind)
-    left_out = {"self", "params", "common", "kwargs", "model", "batches", *RESERVED}
-    known = set(inspect.signature(kind).parameters) - left_out
-    if inspect.isclass(kind) and issubclass(kind, OLBFGS | RES | SdLBFGS | SQN):
-        known |= set(Common.__annotations__) - set(RESERVED)
-    unknown = sorted(set(options) - known)
-    if unknown:
-        raise UserError(f"{name} has no option {', '.join(unknown)}: it knows {', '.join(sorted(known))}")

@@ -44,7 +44,7 @@ class Explanation:
 
     >>> import torch
     >>> from adaqn import AdaQN
-    >>> opt = AdaQN([torch.nn.Parameter(torch.ones(3))], acceptance="none")
+    >>> opt = AdaQN([torch.nn.Parameter(torch.ones(3))], reject="none")
     >>> [finding.name for finding in opt.explain().findings]
     ['no-step']
     """

@@ -29,7 +29,7 @@ class CycleLog:
     >>> from adaqn import AdaQN
     >>> w, seen = torch.nn.Parameter(torch.ones(3)), []
     >>> log = CycleLog(lambda values, step: seen.append((step, values["adaqn/pairs"])), every=2)
-    >>> opt = AdaQN([w], acceptance="none", on_cycle=log)
+    >>> opt = AdaQN([w], reject="none", on_cycle=log)
     >>> for _ in range(20):
     ...     opt.zero_grad()
     ...     w.square().sum().backward()

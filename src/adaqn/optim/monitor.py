@@ -79,7 +79,7 @@ class RotatingMonitor(Monitor):
 
     Args:
         model: as for :class:`Monitor`.
-        loss_fn: as for :class:`Monitor`; one loss per example lets ``acceptance="paired"`` know the noise.
+        loss_fn: as for :class:`Monitor`; one loss per example lets ``reject="paired"`` know the noise.
         batches: a list of batches ``(*inputs, target)`` or mappings of the training split, all at hand: a loader's
             are ``list(itertools.islice(loader, 10))``.
         autocast: as for :class:`Monitor`.

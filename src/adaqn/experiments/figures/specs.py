@@ -2,64 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from adaqn.experiments.config import RunConfig
+from adaqn.experiments.comparison.panels import Comparison, Panel, Sweep, Variant, View
 from adaqn.experiments.errors import UserError
+from adaqn.experiments.training.config import RunConfig
 
 SCALES = ("quick", "paper")
 RIVALS = ("adaqn", "adagrad", "adam")
 AS_PRINTED = "adaqn-paper"
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A curve: an optimizer with options of its own."""
-
-    name: str
-    """By which its step size is found in the tuning file."""
-    optimizer: str
-    label: str
-    options: tuple[tuple[str, Any], ...] = ()
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One pair of axes: the same task, model, data and length for every curve."""
-
-    title: str
-    base: RunConfig
-    variants: tuple[Variant, ...]
-    search: str = "staged"
-    budget: int = 9
-    """Runs of each curve in the search: for adaQN and Adam six step sizes, then three values of L or of the betas."""
-
-    @property
-    def cell(self) -> str:
-        """Its name in the tuning file."""
-        return f"{self.base.task}/{self.base.data}/{self.base.model}"
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """Step sizes in equal ratios, so many decades above and below the optimizer's default."""
-
-    count: int
-    decades: float
-
-
-@dataclass(frozen=True)
-class FigureSpec:
-    """A figure: what it is of, its panels, and what is drawn against what."""
-
-    name: str
-    title: str
-    panels: tuple[Panel, ...]
-    metric: str = "test_loss"
-    columns: int = 3
-    sweep: Sweep | None = None
-    """Every curve at many step sizes, drawn against them, instead of at its tuned one against the epoch."""
 
 
 PLAIN = {
@@ -129,35 +81,35 @@ def _shorter(panel: Panel, scale: str) -> Panel:
     return replace(panel, base=replace(panel.base, epochs=2.5)) if scale == "quick" else panel
 
 
-def figure_spec(name: str, scale: str) -> FigureSpec:
+def figure_spec(name: str, scale: str) -> Comparison:
     """The figure of that name at that scale."""
     if scale not in SCALES:
         raise UserError(f"no scale called {scale!r}: give one of {', '.join(SCALES)}")
     language = (*_texts("tanh", scale), *_texts("relu", scale))
     if name == "lm":
-        return FigureSpec(name, "Language models: test loss", language)
+        return Comparison(name, "Language models: test loss", language)
     if name == "memory":
         only = tuple(replace(panel, variants=(PLAIN["adaqn"],)) for panel in language)
-        return FigureSpec(name, "Average L-BFGS memory per epoch", only, "average_memory")
+        return Comparison(name, "Average L-BFGS memory per epoch", only, (View("average_memory"),))
     if name == "lstm":
-        return FigureSpec(name, "LSTMs: test loss", _texts("lstm", scale))
+        return Comparison(name, "LSTMs: test loss", _texts("lstm", scale))
     if name == "mnist":
         panel = _panel("MNIST, one pixel a step", "pixel-mnist", "mnist", "tanh", scale)
-        return FigureSpec(name, "MNIST by pixels", (panel, panel), columns=2)
+        return Comparison(name, "MNIST by pixels", (panel,), (View("test_loss"), View("test_accuracy")), columns=2)
     if name == "addition":
         panel = _panel("the addition problem", "addition", "embedded", "tanh", scale)
-        return FigureSpec(name, "The addition problem: test loss", (panel,), columns=1)
+        return Comparison(name, "The addition problem: test loss", (panel,), columns=1)
     if name == "ablation":
         changes = {"variants": ABLATION, "search": "lr", "budget": 6}
         panels = (
             _panel("Dickens, tanh", "char-lm", "dickens", "tanh", scale, **changes),
             _panel("Dickens, LSTM", "char-lm", "dickens", "lstm", scale, **changes),
         )
-        return FigureSpec(name, "What each part of adaQN does: test loss", panels, columns=2)
+        return Comparison(name, "What each part of adaQN does: test loss", panels, columns=2)
     if name == "sensitivity":
         panel = _panel("Dickens, tanh", "char-lm", "dickens", "tanh", scale, variants=SENSITIVITY, search="lr")
         title = "Step size and cycle length: validation loss at the end"
-        return FigureSpec(name, title, (_shorter(panel, scale),), columns=1, sweep=Sweep(6, 1.0))
+        return Comparison(name, title, (_shorter(panel, scale),), columns=1, sweep=Sweep(6, 1.0))
     if name == "robustness":
         panels = (
             _panel("Dickens, tanh", "char-lm", "dickens", "tanh", scale, variants=ROBUSTNESS),
@@ -165,7 +117,7 @@ def figure_spec(name: str, scale: str) -> FigureSpec:
         )
         title = "Three decades of step sizes: validation loss at the end"
         shorter = tuple(_shorter(panel, scale) for panel in panels)
-        return FigureSpec(name, title, shorter, columns=2, sweep=Sweep(7, 1.5))
+        return Comparison(name, title, shorter, columns=2, sweep=Sweep(7, 1.5))
     raise UserError(f"no figure called {name!r}: give one of {', '.join(FIGURES)}")
 
 

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from adaqn.experiments.config import RunConfig
+from adaqn.experiments.comparison.panels import Panel, Tuned, Variant
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.figures.specs import Panel, Variant
-from adaqn.experiments.storage import read_json, write_json
-from adaqn.experiments.tune import tune
-
-Told = Callable[[dict[str, int]], None]
-"""Is told how many runs of which curve are finished."""
+from adaqn.experiments.search.tune import Told, tune
+from adaqn.experiments.training.config import RunConfig
+from adaqn.experiments.training.storage import read_json, write_json
 
 
 def packaged(scale: str) -> Path:
@@ -39,10 +35,7 @@ def search_panel(
     panel: Panel, path: Path, command: str, out: Path, workers: int, data_dir: Path | None, told: Told | None = None
 ) -> None:
     """Tune every curve of a panel with the same budget on seed 0, and write what was found into the file."""
-    curves = {
-        variant.name: replace(panel.base, optimizer=variant.optimizer, options=dict(variant.options))
-        for variant in panel.variants
-    }
+    curves = {variant.name: variant.on(panel.base) for variant in panel.variants}
     done = tune(
         curves,
         panel.budget,
@@ -80,6 +73,12 @@ def base_json(panel: Panel) -> dict[str, Any]:
     return {name: value for name, value in panel.base.complete().to_json().items() if name not in left_out}
 
 
+def tuned_by(path: Path) -> Tuned:
+    """The runs with the step sizes of that file."""
+    cells = read_tuning(path)
+    return lambda panel, variant: tuned_run(panel, variant, cells, path)
+
+
 def tuned_run(panel: Panel, variant: Variant, cells: dict[str, Any], path: Path) -> RunConfig:
     """The run of a curve with its tuned step size."""
     curves = cells.get(key(panel), {}).get("curves", {})
@@ -91,4 +90,4 @@ def tuned_run(panel: Panel, variant: Variant, cells: dict[str, Any], path: Path)
     except (TypeError, KeyError) as error:
         raise UserError(f"{path} is damaged: {variant.name} on {panel.cell} has no best step size") from error
     best.pop("valid_loss", None)
-    return replace(panel.base, optimizer=variant.optimizer, lr=lr, options={**best, **dict(variant.options)})
+    return replace(variant.on(panel.base), lr=lr, options={**best, **dict(variant.options)})

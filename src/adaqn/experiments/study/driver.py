@@ -1,37 +1,94 @@
-"""Run what is missing, round by round: every round knows the results of the one before."""
+"""Run what is missing of the study, say how long it will take, and time its methods side by side."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from adaqn.experiments.config import RunConfig
-from adaqn.experiments.runner import RunListener, run_all
-from adaqn.experiments.study.cells import Cell, Plan
-from adaqn.experiments.study.results import Row
+from adaqn.experiments.comparison.panels import Panel
+from adaqn.experiments.errors import UserError
+from adaqn.experiments.study.plan import Plan
+from adaqn.experiments.study.rows import Row
+from adaqn.experiments.training.parallel import RunListener, run_all
+from adaqn.experiments.training.run import Run
+from adaqn.experiments.training.storage import read_json, write_json
+from adaqn.experiments.training.timing import TURN, TURNS, Cost, cost_of, side_by_side
 
 Bars = Callable[[str, int], AbstractContextManager[RunListener]]
 """Makes the progress bar of a round: (what it is, how many runs)."""
 
 
-def rows(plan: Plan, folder: Path) -> list[Row]:
-    """One per cell and method, with what is known of each."""
-    return [Row(cell, method, folder) for cell in plan.cells for method in cell.methods]
+def rows(panel: Panel, folder: Path) -> list[Row]:
+    """One per method, with what is known of each."""
+    return [Row(panel, variant, folder) for variant in panel.variants]
 
 
-def run_study(plan: Plan, folder: Path, out: Path, workers: int, data_dir: Path | None, bars: Bars) -> Iterator[Cell]:
-    """Cell by cell; yields each when all its rows are finished. Files are written after every round."""
-    for cell in plan.cells:
-        of_cell = [Row(cell, method, folder) for method in cell.methods]
-        while batch := due_in(of_cell, plan):
-            with bars(f"{cell.name}: {len(batch)} runs", len(batch)) as told:
+def run_study(plan: Plan, folder: Path, out: Path, workers: int, data_dir: Path | None, bars: Bars) -> Iterator[Panel]:
+    """Panel by panel, in rounds that know the results of the one before; yields each when all its rows are finished."""
+    for panel in plan.panels:
+        of_panel = rows(panel, folder)
+        while batch := [(row, config) for row in of_panel for config in row.due(plan.seeds)]:
+            with bars(f"{panel.name}: {len(batch)} runs", len(batch)) as told:
                 done = run_all([config for _, config in batch], out / "runs", workers, data_dir, told)
             for (row, _), run in zip(batch, done, strict=True):
                 row.add(run)
-        yield cell
+        yield panel
 
 
-def due_in(of_cell: list[Row], plan: Plan) -> list[tuple[Row, RunConfig]]:
-    """All runs of these rows that need no other's result first."""
-    return [(row, config) for row in of_cell for config in row.due(plan.points, plan.seeds)]
+def costs(plan: Plan, folder: Path, data_dir: Path | None) -> list[Cost]:
+    """One per row that is not finished: from its own runs where there are some, else from a few real steps."""
+    found = []
+    for row in (row for panel in plan.panels for row in rows(panel, folder)):
+        left = row.remaining(plan.seeds)
+        if left and row.runs:
+            seconds = statistics.fmean(run["seconds"] for run in row.runs)
+            found.append(Cost(row.panel.name, row.method, left, seconds))
+        elif left:
+            found.append(cost_of(row.panel.name, row.method, left, Run(row.base, None, data_dir)))
+    return found
+
+
+def measure(panel: Panel, folder: Path, data_dir: Path | None = None) -> dict[str, Any]:
+    """Time every method at its best step size, and write ``timing.json``.
+
+    Runs of a study are made on different days beside other work, so their own clocks compare nothing: time to a loss is
+    steps to it times this.
+    """
+    runs = {
+        row.method: Run(replace(row.base, lr=row.best_lr() or row.default, average=None), None, data_dir)
+        for row in rows(panel, folder)
+    }
+    said = {
+        "threads": panel.base.threads,
+        "steps": TURN * TURNS,
+        "milliseconds": {
+            method: {
+                "median": round(statistics.median(times), 3),
+                "low": round(min(times), 3),
+                "high": round(max(times), 3),
+            }
+            for method, times in side_by_side(runs).items()
+        },
+    }
+    write_json(timing_file(panel, folder), said)
+    return said
+
+
+def timing_file(panel: Panel, folder: Path) -> Path:
+    return folder / panel.name / "timing.json"
+
+
+def known_times(panel: Panel, folder: Path) -> dict[str, float]:
+    """Method → milliseconds of a step; empty where none were measured."""
+    path = timing_file(panel, folder)
+    if not path.exists():
+        return {}
+    said = read_json(path)
+    try:
+        return {method: float(times["median"]) for method, times in said["milliseconds"].items()}
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path} is damaged: it has no times; delete it and run adaqn study --time") from error

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
-import numpy as np
 
-from adaqn.experiments import plots
+from adaqn.experiments.comparison import plots
+from adaqn.experiments.comparison.summary import over_seeds
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.report_page import command
-from adaqn.experiments.storage import write_atomically
-from adaqn.experiments.study.summary import YARDSTICK, Line, mean_text, mean_trace, range_text
+from adaqn.experiments.study.summary import YARDSTICK, Line, mean_text, range_text
+from adaqn.experiments.training.repeat import command
+from adaqn.experiments.training.storage import write_atomically
 
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
-DECADES_APART = 30.0
-"""Losses that fall by more than this factor are drawn on a logarithmic axis."""
 STYLES = {"adaqn-paper": ":", "adaqn-modern": "--", "adamw": "--", "shampoo": "-.", "nag": "-."}
 """Beside the colours, of which there are fewer than methods."""
 
@@ -62,7 +59,7 @@ def overview(found: dict[str, list[Line]], seeds: int) -> str:
     table = [head, ["---"] * len(head)]
     for of_cell in found.values():
         by_method = {line.method: line for line in of_cell}
-        cells = [of_cell[0].cell.title]
+        cells = [of_cell[0].panel.title]
         cells += [_loss(by_method[m].test, m == of_cell[0].method) if m in by_method else "–" for m in methods]
         cells += [of_cell[0].label, _ratio(by_method.get("adaqn-kronecker"), by_method.get(YARDSTICK))]
         table.append(cells)
@@ -85,16 +82,16 @@ def section(of_cell: list[Line], picture: Path, cells_file: Path | None = None) 
             "–" if line.milliseconds is None else f"{line.milliseconds:.1f}",
             "–" if line.steps_to_adam is None else f"{line.steps_to_adam:.0f}",
             "–" if line.seconds_to_adam is None else f"{line.seconds_to_adam:.1f}",
-            "–" if line.cycles is None else " / ".join(map(str, line.cycles)),
+            "–" if line.cycles is None else " / ".join(map(str, line.cycles.values())),
         ]  # fmt: skip
         if first.accuracy:
             cells.insert(4, f"{100 * sum(line.accuracy) / len(line.accuracy):.1f} %" if line.accuracy else "–")
         table.append(cells)
     own = "" if cells_file is None else f" --cells {cells_file}"
-    repeat = f"adaqn study{own} --cell {first.cell.name} --method {first.method} --results again --out again/runs"
+    repeat = f"adaqn study{own} --cell {first.panel.name} --method {first.method} --results again --out again/runs"
     return (
-        f"### {first.cell.title}\n\n{first.steps} steps, {first.unit}; {len(of_cell)} methods.\n\n"
-        f"![{first.cell.title}]({picture})\n\n{_markdown(table)}\n\n"
+        f"### {first.panel.title}\n\n{first.steps} steps, {first.unit}; {len(of_cell)} methods.\n\n"
+        f"![{first.panel.title}]({picture})\n\n{_markdown(table)}\n\n"
         f"A row again: `{repeat}`. Its runs: `{command(first.config, range(first.seeds))}`"
     )
 
@@ -103,34 +100,22 @@ def draw(of_cell: list[Line], stem: Path) -> list[Path]:
     """Mean test loss by step and, of those methods that were timed, by time, with the range over the seeds."""
     timed = any(line.milliseconds is not None for line in of_cell)
     figure, axes = plt.subplots(1, 2 if timed else 1, figsize=(11 if timed else 6, 4.2), sharey=True, squeeze=False)
-    lowest = min(line.mean for line in of_cell)
-    for line in of_cell:
-        steps, mean = map(np.array, zip(*mean_trace(line.runs), strict=True))
-        values = np.array([run["trace"]["test_loss"] for run in line.runs], dtype=float)
-        factors = (1.0,) if line.milliseconds is None else (1.0, line.milliseconds / 1e3)
-        for ax, factor in zip(axes[0], factors, strict=False):
-            ax.plot(
-                steps * factor, mean, STYLES.get(line.method, "-"), color=plots.colour(line.method), linewidth=1.6,
-                label=f"{line.label}  {mean_text(line.test)}",
-            )  # fmt: skip
-            ax.fill_between(
-                steps * factor, values.min(0), values.max(0), color=plots.colour(line.method), alpha=0.12, linewidth=0
-            )
-    start = max(float(line.get_ydata()[0]) for line in axes[0][0].get_lines())
-    if 0.0 < lowest < start / DECADES_APART:
-        axes[0][0].set_yscale("log")
-    elif math.isfinite(start) and start > lowest:
-        axes[0][0].set_ylim(lowest - 0.04 * (start - lowest), lowest + 0.6 * (start - lowest))
-    axes[0][0].set_xlabel("step")
-    axes[0][0].set_ylabel(f"test loss ({of_cell[0].unit})")
-    axes[0][0].set_title(of_cell[0].cell.title, loc="left", fontsize=10)
+    by_step = [_drawn(line) for line in of_cell]
+    plots.draw(axes[0][0], by_step)
+    plots.frame(axes[0][0], by_step, shown=0.6, logarithmic=True)
+    plots.name_axes(axes[0][0], "step", f"test loss ({of_cell[0].unit})", of_cell[0].panel.title)
     if timed:
+        plots.draw(axes[0][1], [_drawn(line, line.milliseconds / 1e3) for line in of_cell if line.milliseconds])
         axes[0][1].set_xlabel("seconds of training, one thread")
-    for ax in axes[0]:
-        plots.plain(ax)
-    if timed:
         axes[0][1].get_legend().remove()
     return plots.save(figure, stem)
+
+
+def _drawn(line: Line, factor: float = 1.0) -> plots.Line:
+    steps = [step * factor for step in line.runs[0]["trace"]["step"]]
+    label, style = f"{line.label}  {mean_text(line.test)}", STYLES.get(line.method, "-")
+    values = over_seeds([run["trace"]["test_loss"] for run in line.runs])
+    return plots.line(label, plots.colour(line.method), steps, values, style)
 
 
 def as_json_rows(found: dict[str, list[Line]]) -> list[dict[str, Any]]:

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from adaqn.experiments.config import RunConfig
-from adaqn.experiments.optimizers import entry
-from adaqn.experiments.study.cells import Cell, Plan
-from adaqn.experiments.study.results import Row, number
-from adaqn.experiments.study.timing import known_times
+from adaqn.experiments.comparison.panels import Panel, as_it_comes
+from adaqn.experiments.comparison.summary import verdicts
+from adaqn.experiments.study.driver import known_times, rows
+from adaqn.experiments.study.plan import Plan
+from adaqn.experiments.study.rows import Row, number
+from adaqn.experiments.training.config import RunConfig
 
 YARDSTICK = "adam"
 
@@ -21,7 +22,7 @@ YARDSTICK = "adam"
 class Line:
     """One method on one cell; ``None`` is not known yet, or never reached."""
 
-    cell: Cell
+    panel: Panel
     method: str
     label: str
     config: RunConfig
@@ -44,8 +45,7 @@ class Line:
     """Steps until the mean test loss is that of tuned Adam at its end."""
     steps: int
     unit: str
-    cycles: tuple[int, int, int] | None
-    """Stored, skipped, rejected, over all seeds."""
+    cycles: dict[str, int] | None
 
     @property
     def mean(self) -> float:
@@ -61,18 +61,17 @@ class Line:
 def lines(plan: Plan, folder: Path) -> dict[str, list[Line]]:
     """Cell → its finished methods, best first."""
     found: dict[str, list[Line]] = {}
-    for cell in plan.cells:
-        times = known_times(cell, folder)
-        goal = _goal(cell, folder, plan.seeds)
-        of_cell = [_line(Row(cell, method, folder), plan.seeds, times.get(method), goal) for method in cell.methods]
-        whole = [line for line in of_cell if line is not None]
+    for panel in plan.panels:
+        times = known_times(panel, folder)
+        goal = _goal(Row(panel, as_it_comes(YARDSTICK), folder), plan.seeds)
+        of_panel = [_line(row, plan.seeds, times.get(row.method), goal) for row in rows(panel, folder)]
+        whole = [line for line in of_panel if line is not None]
         if whole:
-            found[cell.name] = sorted(whole, key=lambda line: (line.mean, line.method))
+            found[panel.name] = sorted(whole, key=lambda line: (line.mean, line.method))
     return found
 
 
-def _goal(cell: Cell, folder: Path, seeds: int) -> float | None:
-    row = Row(cell, YARDSTICK, folder)
+def _goal(row: Row, seeds: int) -> float | None:
     runs = row.at(row.best_lr(), seeds)
     return statistics.fmean(number(run["end"]["test_loss"]) for run in runs) if runs else None
 
@@ -83,14 +82,10 @@ def _line(row: Row, seeds: int, milliseconds: float | None, goal: float | None) 
     if not runs:
         return None
     ends = [run["end"] for run in runs]
-    cycles = None
-    if "stored" in ends[0]:
-        stored, skipped, rejected = (sum(end[name] for end in ends) for name in ("stored", "skipped", "rejected"))
-        cycles = (stored, skipped, rejected)
     return Line(
-        cell=row.cell,
+        panel=row.panel,
         method=row.method,
-        label=entry(row.method).label,
+        label=row.variant.label,
         config=replace(row.base, lr=lr),
         runs=runs,
         lr=lr,
@@ -104,7 +99,7 @@ def _line(row: Row, seeds: int, milliseconds: float | None, goal: float | None) 
         steps_to_adam=None if goal is None else first_reached(mean_trace(runs), goal),
         steps=runs[0]["trace"]["step"][-1],
         unit=runs[0]["unit"],
-        cycles=cycles,
+        cycles=verdicts(ends),
     )
 
 

@@ -1,0 +1,1 @@
+"""The ``adaqn`` command, one module per thing to type."""

@@ -1,0 +1,110 @@
+"""``adaqn compare``: several optimizers on one task, with everything else equal."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from adaqn.experiments.commands.display import progress_bars
+from adaqn.experiments.commands.options import AsJson, DataDir, Workers, run_options
+from adaqn.experiments.comparison.panels import Comparison, Curve, Panel, Variant, View, plan, run_planned
+from adaqn.experiments.comparison.plots import draw_comparison
+from adaqn.experiments.comparison.summary import spread, verdicts
+from adaqn.experiments.errors import UserError
+from adaqn.experiments.optimizers import entry
+from adaqn.experiments.results.report import write_report
+from adaqn.experiments.training.config import RunConfig
+from adaqn.experiments.training.storage import json_text, write_json
+
+
+@run_options("seed", epochs=4.0, evaluations=4)
+def compare(
+    base: RunConfig,
+    optimizers: Annotated[str, typer.Option(help="Names with commas between; name:lr sets a step size.")] = (
+        "adaqn:0.00533,adaqn-paper:0.00631,adagrad:0.00631,adam:0.00398"
+    ),
+    seeds: Annotated[int, typer.Option(help="Runs of each, with seeds 0, 1, ...")] = 1,
+    workers: Workers = 2,
+    out: Annotated[Path, typer.Option(help="Where runs, figures and tables go.")] = Path("runs/compare"),
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Several optimizers on one task, side by side: a table, figures and a report. Finished runs are reused."""
+    comparison = one_panel(base, parse_optimizers(optimizers))
+    planned = plan(comparison, seeds)
+    labels = [p.variant.optimizer + (f" seed {p.config.seed}" if seeds > 1 else "") for p in planned]
+    with progress_bars(labels, quiet=as_json) as told:
+        curves = run_planned(planned, out, workers, data_dir, told)
+    figures = draw_comparison(comparison, curves, out / "curves")
+    rows = summary(curves)
+    write_json(out / "summary.json", rows)
+    page = write_report(out)
+    if as_json:
+        print(json_text({"rows": rows, "figures": [str(path) for path in figures], "report": str(page)}, indent=2))
+        return
+    table = Table(title=f"{base.task} on {base.data}, {base.model}: test loss in {rows[0]['unit']}")
+    for name in ("optimizer", "lr", "test loss", "spread", "valid loss", "seconds", "stored / skipped / rejected"):
+        table.add_column(name, justify="left" if name == "optimizer" else "right")
+    for row in rows:
+        table.add_row(*(str(row[key]) for key in ("optimizer", "lr", "test", "spread", "valid", "seconds", "cycles")))
+    Console().print(table)
+    for line in ("figures: " + ", ".join(str(path) for path in figures), f"report: {page}"):
+        Console().print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def parse_optimizers(text: str) -> list[tuple[str, float | None]]:
+    """Names with commas between, each with an optional step size.
+
+    >>> parse_optimizers("adaqn:0.01,adam")
+    [('adaqn', 0.01), ('adam', None)]
+    """
+    chosen = []
+    for part in text.split(","):
+        name, _, lr = part.strip().partition(":")
+        entry(name)
+        try:
+            chosen.append((name, float(lr) if lr else None))
+        except ValueError:
+            raise UserError(f"{part.strip()!r}: what follows the colon must be a step size") from None
+        if chosen.count(chosen[-1]) > 1:
+            raise UserError(f"{part.strip()!r} is given twice: --seeds runs an optimizer several times")
+    return chosen
+
+
+def one_panel(base: RunConfig, optimizers: list[tuple[str, float | None]]) -> Comparison:
+    """Every optimizer with its step size, by epoch and by time."""
+    variants = []
+    for name, given in optimizers:
+        lr = entry(name).lr if given is None else given
+        variants.append(Variant(f"{name}:{lr!r}", name, f"{entry(name).label} (lr {lr!r})", lr=lr))
+    panel = Panel("", base, tuple(variants))
+    views = (View(), View(against="seconds"))
+    return Comparison("compare", f"{base.task} · {base.data} · {base.model}", (panel,), views)
+
+
+def summary(curves: list[Curve]) -> list[dict[str, Any]]:
+    """One row per optimizer, best first: mean and spread over seeds of the final test loss."""
+    rows = []
+    for curve in curves:
+        finals, first = [run.result["final"] for run in curve.runs], curve.runs[0].result
+        test, cycles = spread([final["test_loss"] for final in finals]), verdicts(finals)
+        rows.append(
+            {
+                "optimizer": entry(curve.variant.optimizer).label,
+                "lr": curve.variant.lr,
+                "test": round(test["mean"], 4),
+                "spread": round(test["high"] - test["low"], 4) if len(finals) > 1 else "–",
+                "valid": round(spread([final["valid_loss"] for final in finals])["mean"], 4),
+                "seconds": round(statistics.fmean(run.result["seconds"] for run in curve.runs), 1),
+                "cycles": "–" if cycles is None else "/".join(map(str, cycles.values())),
+                "seeds": len(finals),
+                "unit": first["unit"],
+                "data_sha256": first["data_sha256"],
+            }
+        )
+    return sorted(rows, key=lambda row: (row["test"] != row["test"], row["test"]))

@@ -1,0 +1,91 @@
+"""Progress on the screen: bars with losses and the time that is left, and the hours before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from adaqn.experiments.training.run import Progress as RunProgress
+from adaqn.experiments.training.timing import Cost
+
+
+@contextmanager
+def progress_bars(labels: Sequence[str], *, quiet: bool = False) -> Iterator[Callable[[int, RunProgress], None]]:
+    """Yields a function to tell (which run, how far)."""
+    console = Console(stderr=True, quiet=quiet)
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, refresh_per_second=4) as bars:
+        tasks = [bars.add_task(label, total=None, loss="  –  ") for label in labels]
+
+        def told(index: int, progress: RunProgress) -> None:
+            bars.update(tasks[index], completed=progress.step, total=progress.steps)
+            if progress.loss is not None:
+                bars.update(tasks[index], loss=f"{progress.loss:.3f}")
+
+        yield told
+
+
+@contextmanager
+def count_bars(labels: Sequence[str], total: int, *, quiet: bool = False) -> Iterator[Callable[[dict[str, int]], None]]:
+    """Yields a function to tell how many runs of each are finished."""
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True, quiet=quiet), refresh_per_second=4) as bars:
+        tasks = {label: bars.add_task(label, total=total) for label in labels}
+
+        def told(counts: dict[str, int]) -> None:
+            for label, count in counts.items():
+                bars.update(tasks[label], completed=count)
+
+        yield told
+
+
+@contextmanager
+def figure_bar(total: int, *, quiet: bool = False) -> Iterator[Callable[[int, RunProgress], None]]:
+    """One bar for many runs: yields a function to tell (which run, how far)."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[said]}", markup=False),
+        TimeRemainingColumn(elapsed_when_finished=True),
+    )
+    done: dict[int, float] = {}
+    with Progress(*columns, console=Console(stderr=True, quiet=quiet), refresh_per_second=4) as bars:
+        bar = bars.add_task(f"{total} runs", total=float(total), said="")
+
+        def told(index: int, progress: RunProgress) -> None:
+            done[index] = progress.step / progress.steps
+            bars.update(bar, completed=sum(done.values()))
+            if progress.loss is not None:
+                finished = sum(share >= 1.0 for share in done.values())
+                bars.update(bar, said=f"{finished} finished, loss of the latest {progress.loss:.3f}")
+
+        yield told
+
+
+def print_costs(costs: Sequence[Cost], workers: int, console: Console) -> None:
+    """The hours, before anything starts."""
+    table = Table("panel", "curve", "runs left, at most", "ms a step", "seconds a run", "hours")
+    for cost in costs:
+        step = "–" if cost.seconds_per_step is None else f"{1e3 * cost.seconds_per_step:.1f}"
+        table.add_row(cost.panel, cost.curve, str(cost.runs), step, f"{cost.seconds_per_run:.0f}", f"{cost.hours:.2f}")
+    console.print(table)
+    total = sum(cost.hours for cost in costs)
+    console.print(f"{total:.2f} hours of one run at a time; with {workers} at a time at best {total / workers:.2f}")

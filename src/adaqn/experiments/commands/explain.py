@@ -1,0 +1,56 @@
+"""``adaqn explain``: what happened in a run, and what to change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from adaqn import QuasiNewton
+from adaqn.experiments.commands.options import AsJson
+from adaqn.experiments.errors import UserError
+from adaqn.experiments.optimizers import TABLE, entry
+from adaqn.experiments.training.folder import CONFIG, CYCLES, RESULT, kept_cycles, stored_config
+from adaqn.experiments.training.storage import json_text
+from adaqn.explain.explanation import Explanation
+from adaqn.explain.explanation import explain as explanation_of
+
+
+def explain(
+    folder: Annotated[Path, typer.Argument(help="Folder of a run with adaQN or another method of its family.")],
+    as_json: AsJson = False,
+) -> None:
+    """What happened in the last cycles of a run, in plain words, and what to change. Also while it runs."""
+    about, found = explain_run(folder)
+    if as_json:
+        print(json_text({**about, **found.as_dict()}, indent=2))
+        return
+    print(f"{folder}: {about['state']}\n{found}")
+    if not found.is_well:
+        print("(in the laboratory: --lr, --monitor-size for the monitoring set, --option name=value for the others)")
+
+
+def explain_run(folder: Path) -> tuple[dict[str, Any], Explanation]:
+    """(Which run it is and how far, what is to be said about it)."""
+    if not (folder / CONFIG).exists():
+        raise UserError(f"there is no run in {folder}: a run is a folder with {CONFIG} in it")
+    name = stored_config(folder).optimizer
+    if not has_cycles(name):
+        known = ", ".join(other for other in TABLE if has_cycles(other))
+        raise UserError(f"the run in {folder} was made with {name}, which has no cycles to explain: only {known} have")
+    if not (folder / CYCLES).exists():
+        raise UserError(
+            f"there is no {CYCLES} in {folder}: nothing was measured there yet, or the run was made before there was "
+            "such a file"
+        )
+    is_finished = (folder / RESULT).exists()
+    state = "finished" if is_finished else "not finished, as of its last evaluation or checkpoint"
+    return {"folder": str(folder), "optimizer": name, "state": state}, explanation_of(kept_cycles(folder))
+
+
+def has_cycles(name: str) -> bool:
+    """Is that optimizer of the family?"""
+    chosen = entry(name)
+    kind = chosen.kind or chosen.make
+    return isinstance(kind, type) and issubclass(kind, QuasiNewton)

@@ -1,0 +1,94 @@
+"""Options that several commands share, declared once: those of the task and of the machine."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from adaqn.experiments.problems.networks import CELLS
+from adaqn.experiments.training.config import TASKS, RunConfig
+
+TaskName = Enum("TaskName", {name: name for name in TASKS}, type=str)  # type: ignore[misc]
+ModelName = Enum("ModelName", {name: name for name in CELLS}, type=str)  # type: ignore[misc]
+
+DataDir = Annotated[Path | None, typer.Option(help="Folder with data files already there; also ADAQN_DATA.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
+Threads = Annotated[int, typer.Option(help="Threads of each run.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, ...")]
+Workers = Annotated[int, typer.Option(help="Runs at a time.")]
+
+_TASK, _MACHINE = "The task and its model", "The machine"
+
+
+def _option(help: str, *names: str, panel: str = _TASK) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel)
+
+
+RUN_OPTIONS: dict[str, tuple[Any, Any]] = {
+    "task": (Annotated[TaskName, _option("What is learnt.")], TaskName["char-lm"]),
+    "data": (
+        Annotated[str, _option("embedded, dickens, nietzsche, ptb, mnist, or the path of a text file.")],
+        "embedded",
+    ),
+    "model": (Annotated[ModelName, _option("The kind of cell.")], ModelName["tanh"]),
+    "layers": (Annotated[int | None, _option("Layers; by default the paper's.")], None),
+    "hidden": (Annotated[int | None, _option("Units per layer; by default the paper's.")], None),
+    "seed": (Annotated[int, _option("Of weights and batches.")], 0),
+    "epochs": (Annotated[float, _option("Passes over the training split.")], 1.0),
+    "steps": (Annotated[int | None, _option("Steps instead of epochs.")], None),
+    "batch_size": (Annotated[int | None, _option("Examples per step; by default the task's own.")], None),
+    "length": (Annotated[int | None, _option("Symbols per sequence, or steps of the addition problem.")], None),
+    "side": (Annotated[int | None, _option("Shrink the images to this side.")], None),
+    "limit": (Annotated[int | None, _option("Use only the first so many symbols or training examples.")], None),
+    "vocabulary": (Annotated[int | None, _option("Most different words for word-lm; rarer ones are <unk>.")], None),
+    "spread": (Annotated[str, _option("N(0, 0.01) read as its 'variance' or as its 'std'.")], "variance"),
+    "carry_state": (
+        Annotated[bool, _option("Carry the hidden state through contiguous text.", "--carry-state")],
+        False,
+    ),
+    "clip": (Annotated[float | None, _option("Largest norm of the gradient.")], None),
+    "average": (
+        Annotated[float | None, _option("Evaluate an average of the weights too, at the end; this is its decay.")],
+        None,
+    ),
+    "monitor_size": (Annotated[int, _option("Training examples in the monitoring set.")], 128),
+    "evaluations": (Annotated[int, _option("Evaluations per epoch.")], 1),
+    "threads": (Annotated[int, _option("Threads of each run.", panel=_MACHINE)], 1),
+    "device": (Annotated[str, _option("cpu, cuda, ...", panel=_MACHINE)], "cpu"),
+}
+"""name → (its declaration, its default), by the names of :class:`RunConfig`'s fields."""
+
+
+def run_options(*left_out: str, **defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command all options of a run; it gets them as one ``base`` configuration.
+
+    ``left_out`` are options that the command sets itself, ``defaults`` replace the usual ones.
+    """
+    shared = {name: declared for name, declared in RUN_OPTIONS.items() if name not in left_out}
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def with_base(**given: Any) -> None:
+            values = {name: given.pop(name) for name in shared}
+            plain = {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
+            command(base=RunConfig(**plain), **given)
+
+        own = [p for name, p in inspect.signature(command, eval_str=True).parameters.items() if name != "base"]
+        added = [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name, default), annotation=annotation
+            )
+            for name, (annotation, default) in shared.items()
+        ]
+        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + added
+        with_base.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        with_base.__annotations__ = {p.name: p.annotation for p in parameters}
+        return with_base
+
+    return decorate

@@ -1,0 +1,90 @@
+"""``adaqn sample``: text from a trained language model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from adaqn.experiments.commands.options import AsJson, DataDir, Device, Threads
+from adaqn.experiments.errors import UserError
+from adaqn.experiments.optimizers import known_classes, prepare_model
+from adaqn.experiments.problems.tasks import LanguageModel, make_task
+from adaqn.experiments.training.config import LARGEST_SEED, RunConfig, check_machine
+from adaqn.experiments.training.folder import CHECKPOINT, CONFIG
+from adaqn.experiments.training.storage import json_text, load_checkpoint, read_json
+
+
+def sample(
+    folder: Annotated[Path, typer.Argument(help="Folder of a run of char-lm or word-lm.")],
+    count: Annotated[int, typer.Option(help="Symbols to draw.")] = 400,
+    prompt: Annotated[str, typer.Option(help="What the text begins with.")] = "",
+    temperature: Annotated[float, typer.Option(help="Below 1 safer, above 1 bolder.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of the draw.")] = 0,
+    threads: Threads = 1,
+    device: Device = "cpu",
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Text generated from a trained language model."""
+    text = drawn_text(
+        folder, count, prompt=prompt, temperature=temperature, seed=seed, data_dir=data_dir, threads=threads,
+        device=device,
+    )  # fmt: skip
+    print(json_text({"folder": str(folder), "seed": seed, "text": text}, indent=2) if as_json else text)
+
+
+@torch.no_grad()
+def drawn_text(
+    folder: Path,
+    count: int,
+    *,
+    prompt: str = "",
+    temperature: float = 1.0,
+    seed: int = 0,
+    data_dir: Path | None = None,
+    threads: int = 1,
+    device: str = "cpu",
+) -> str:
+    """``count`` symbols after the prompt, from the last checkpoint of the run in ``folder``."""
+    if count < 1 or not temperature > 0:
+        raise UserError(f"the length must be at least 1 and the temperature positive, got {count} and {temperature}")
+    if not 0 <= seed <= LARGEST_SEED:
+        raise UserError(f"seed must be from 0 to {LARGEST_SEED}, got {seed}")
+    torch.set_num_threads(check_machine(threads, device))
+    config = replace(RunConfig.from_json(read_json(folder / CONFIG)["run"]), device=device)
+    task = make_task(config.complete(), data_dir)
+    if not isinstance(task, LanguageModel):
+        raise UserError(f"the run in {folder} is of {config.task}, which is no language model")
+    if not (folder / CHECKPOINT).exists():
+        raise UserError(f"the run in {folder} has no checkpoint yet")
+    model = prepare_model(config.optimizer, task.model())
+    checkpoint = load_checkpoint(folder / CHECKPOINT, known_classes(config.optimizer))
+    if checkpoint["data_sha256"] != task.sha256:
+        raise UserError(f"{config.data} has changed since the run in {folder} was made: its alphabet is another one")
+    model.load_state_dict(checkpoint["model"])
+    model.eval()
+    by_word = config.task == "word-lm"
+    symbols = prompt.split() if by_word else list(prompt)
+    index = {symbol: i for i, symbol in enumerate(task.corpus.vocabulary)}
+    unknown = [symbol for symbol in symbols if symbol not in index]
+    if unknown:
+        raise UserError(f"the prompt has {unknown[0]!r}, which is not in the vocabulary of {config.data}")
+    generator = torch.Generator().manual_seed(seed)
+    fed = torch.tensor([[index[s] for s in symbols] or [int(task.corpus.splits["train"][0])]], device=device)
+    hidden = None
+    drawn: list[str] = []
+    for _ in range(count):
+        logits, hidden = model(fed, hidden)
+        chances = torch.softmax(logits[0, -1].double().cpu() / temperature, dim=0)
+        if not bool(chances.isfinite().all()):
+            raise UserError(
+                f"the model in {folder} gives no probabilities at temperature {temperature}: has it diverged?"
+            )
+        chosen = int(torch.multinomial(chances, 1, generator=generator))
+        drawn.append(task.corpus.vocabulary[chosen])
+        fed = torch.tensor([[chosen]], device=device)
+    return prompt + ((" " if prompt else "") + " ".join(drawn).replace("<eos>", "\n") if by_word else "".join(drawn))

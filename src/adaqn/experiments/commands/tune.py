@@ -1,0 +1,61 @@
+"""``adaqn tune``: the paper's grid search."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from adaqn.experiments.commands.compare import parse_optimizers
+from adaqn.experiments.commands.display import count_bars
+from adaqn.experiments.commands.options import AsJson, DataDir, run_options
+from adaqn.experiments.errors import UserError
+from adaqn.experiments.search import tune as tuning
+from adaqn.experiments.training.config import RunConfig
+from adaqn.experiments.training.storage import json_text, write_json
+
+
+@run_options()
+def tune(
+    base: RunConfig,
+    optimizers: Annotated[str, typer.Option(help="Names with commas between.")] = "adaqn,adagrad,adam",
+    budget: Annotated[int, typer.Option(help="Runs of each optimizer, the same for all.")] = 20,
+    search: Annotated[
+        str,
+        typer.Option(
+            help="grid: every step size with every L or betas, so the budget is a multiple of 4. staged: step sizes "
+            "first, then L or betas at the best of them. lr: step sizes alone. ladder: step sizes that follow the best."
+        ),
+    ] = "grid",
+    workers: Annotated[int, typer.Option(help="Processes; more may join from other terminals or machines.")] = 2,
+    storage: Annotated[str | None, typer.Option(help="Optuna's URL of a database; by default SQLite in --out.")] = None,
+    name: Annotated[str, typer.Option(help="Of the study in the database.")] = "tuning",
+    out: Annotated[Path, typer.Option(help="Where runs and the database go.")] = Path("runs/tune"),
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """The paper's grid search: step sizes for all, L for adaQN, betas for Adam; the same budget for each, resumable."""
+    names = [optimizer for optimizer, lr in parse_optimizers(optimizers) if lr is None]
+    if len(names) < len(optimizers.split(",")):
+        raise UserError(f"the search chooses the step sizes: give names alone, not {optimizers!r}")
+    if not as_json:
+        print(f"{budget} runs for each of {', '.join(names)}: {budget * len(names)} in all, {workers} at a time")
+    with count_bars(names, budget, quiet=as_json) as told:
+        found = tuning.tune(
+            tuning.for_optimizers(base, names), budget, out, search=search, url=storage, name=name, workers=workers,
+            data_dir=data_dir, told=told,
+        )  # fmt: skip
+    write_json(out / "tuned.json", found)
+    if as_json:
+        print(json_text(found, indent=2))
+        return
+    table = Table("optimizer", "best lr", "with", "validation loss", "runs")
+    for optimizer, entry in found.items():
+        best = dict(entry["best"])
+        loss, lr = best.pop("valid_loss"), best.pop("lr")
+        others = ", ".join(f"{key}={value}" for key, value in best.items()) or "–"
+        table.add_row(optimizer, f"{lr:.4g}", others, f"{loss:.4f}", str(len(entry["trials"])))
+    Console().print(table)

@@ -1,0 +1,1 @@
+"""Several methods on the same tasks: planned, run, summed up and drawn."""

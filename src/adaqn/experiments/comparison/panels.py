@@ -1,0 +1,175 @@
+"""What is compared, as data: panels with their curves. From it the runs are planned, made or reused, and gathered.
+
+``adaqn compare`` is one panel, a figure of the paper several, the study one for each of its cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from adaqn.experiments.errors import UserError
+from adaqn.experiments.optimizers import entry
+from adaqn.experiments.search.points import step_sizes
+from adaqn.experiments.training.config import RunConfig
+from adaqn.experiments.training.folder import Finished
+from adaqn.experiments.training.parallel import RunListener, run_all
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A curve: an optimizer with options of its own."""
+
+    name: str
+    """By which its step size is found in the tuning file."""
+    optimizer: str
+    label: str
+    options: tuple[tuple[str, Any], ...] = ()
+    lr: float | None = None
+    """By default the optimizer's own, or the one that was tuned."""
+
+    def on(self, base: RunConfig) -> RunConfig:
+        return replace(base, optimizer=self.optimizer, lr=self.lr, options=dict(self.options))
+
+
+def as_it_comes(optimizer: str) -> Variant:
+    """An optimizer without options."""
+    return Variant(optimizer, optimizer, entry(optimizer).label)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The same task, model, data and length for every curve, and the same budget of its search."""
+
+    title: str
+    base: RunConfig
+    variants: tuple[Variant, ...]
+    search: str = "staged"
+    budget: int = 9
+    """Runs of each curve in the search: for adaQN and Adam six step sizes, then three values of L or of the betas."""
+    name: str = ""
+
+    @property
+    def cell(self) -> str:
+        """Its name in files."""
+        return self.name or f"{self.base.task}/{self.base.data}/{self.base.model}"
+
+
+@dataclass(frozen=True)
+class View:
+    """What is drawn of a panel, and against what."""
+
+    metric: str = "test_loss"
+    against: str = "epoch"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Step sizes in equal ratios, so many decades above and below the optimizer's default."""
+
+    count: int
+    decades: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Panels side by side, and what is drawn of each."""
+
+    name: str
+    title: str
+    panels: tuple[Panel, ...]
+    views: tuple[View, ...] = (View(),)
+    columns: int = 3
+    sweep: Sweep | None = None
+    """Every curve at many step sizes, drawn against them, instead of at its tuned one against the epoch."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run, and the curve that it belongs to."""
+
+    panel: Panel
+    variant: Variant
+    config: RunConfig
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The finished runs of a variant: several seeds, and in a sweep several step sizes."""
+
+    panel: Panel
+    variant: Variant
+    runs: tuple[Finished, ...]
+
+    def by_step_size(self) -> dict[float, list[Finished]]:
+        found: dict[float, list[Finished]] = {}
+        for run in self.runs:
+            found.setdefault(run.result["config"]["lr"], []).append(run)
+        return found
+
+
+Tuned = Callable[[Panel, Variant], RunConfig]
+"""→ the run of that curve with the step size and options that were found for it."""
+
+
+def untuned(panel: Panel, variant: Variant) -> RunConfig:
+    return variant.on(panel.base)
+
+
+def with_optimizers(comparison: Comparison, variants: dict[str, Variant], names: list[str]) -> Comparison:
+    """Other curves than its own: those of ``variants`` by name, or optimizers as they come."""
+    own = {variant.options for panel in comparison.panels for variant in panel.variants}
+    if comparison.sweep is not None or own != {()}:
+        raise UserError(f"the curves of {comparison.name} are fixed: it compares variants of one method")
+    chosen = tuple(variants.get(name) or as_it_comes(name) for name in names)
+    return replace(comparison, panels=tuple(replace(panel, variants=chosen) for panel in comparison.panels))
+
+
+def with_panels(comparison: Comparison, wanted: list[str]) -> Comparison:
+    """Only the panels whose title or cell contains one of the words."""
+    kept = tuple(p for p in comparison.panels if any(w.lower() in f"{p.title} {p.cell}".lower() for w in wanted))
+    if not kept:
+        titles = "; ".join(panel.title for panel in comparison.panels)
+        raise UserError(f"no panel of {comparison.name} is called {', '.join(wanted)}: it has {titles}")
+    return replace(comparison, panels=kept)
+
+
+def with_sizes(comparison: Comparison, **changes: Any) -> Comparison:
+    """Every run with these changes, for instance fewer epochs."""
+    given = {name: value for name, value in changes.items() if value is not None}
+    if "epochs" in given:
+        given["steps"] = None
+    return replace(comparison, panels=tuple(replace(p, base=replace(p.base, **given)) for p in comparison.panels))
+
+
+def plan(comparison: Comparison, seeds: int, tuned: Tuned = untuned) -> list[Planned]:
+    """Every run, each once."""
+    if seeds < 1:
+        raise UserError(f"seeds must be at least 1, got {seeds}")
+    planned: dict[str, Planned] = {}
+    for panel in comparison.panels:
+        for variant in panel.variants:
+            configs = [tuned(panel, variant)] if comparison.sweep is None else []
+            if comparison.sweep is not None:
+                sizes = step_sizes(variant.optimizer, comparison.sweep.count, comparison.sweep.decades)
+                configs = [replace(variant.on(panel.base), lr=lr) for lr in sizes]
+            for config in configs:
+                for seed in range(seeds):
+                    run = replace(config, seed=seed).complete()
+                    planned.setdefault(run.identity(), Planned(panel, variant, run))
+    return list(planned.values())
+
+
+def run_planned(
+    planned: list[Planned], out: Path, workers: int, data_dir: Path | None, listener: RunListener | None
+) -> list[Curve]:
+    """Run what is not there yet; returns the curves in the order of the plan."""
+    done = run_all([p.config for p in planned], out / "runs", workers, data_dir, listener)
+    curves: dict[tuple[str, str], Curve] = {}
+    for p, run in zip(planned, done, strict=True):
+        name = (p.panel.cell, p.variant.name)
+        known = curves.get(name, Curve(p.panel, p.variant, ()))
+        curves[name] = replace(known, runs=(*known.runs, run))
+    return list(curves.values())

@@ -1,0 +1,67 @@
+"""Curves summed up over their seeds: mean, lowest and highest, as rows of a table."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from adaqn.experiments.comparison.panels import Curve
+from adaqn.experiments.training.config import RunConfig
+from adaqn.experiments.training.folder import Finished
+from adaqn.experiments.training.options import own_options
+from adaqn.experiments.training.repeat import command
+
+VERDICTS = ("stored", "skipped", "rejected")
+
+
+def over_seeds(rows: Sequence[Sequence[float | None]]) -> dict[str, list[float]]:
+    """Mean, lowest and highest of every column; one seed that is not finite makes all three NaN.
+
+    >>> over_seeds([[1.0, 2.0], [3.0, None]])
+    {'mean': [2.0, nan], 'low': [1.0, nan], 'high': [3.0, nan]}
+    """
+    found: dict[str, list[float]] = {"mean": [], "low": [], "high": []}
+    for column in zip(*rows, strict=True):
+        known = [float(value) for value in column if value is not None and math.isfinite(value)]
+        for name, function in (("mean", statistics.fmean), ("low", min), ("high", max)):
+            found[name].append(function(known) if len(known) == len(column) else math.nan)
+    return found
+
+
+def spread(values: Sequence[float | None]) -> dict[str, float]:
+    """The same of one column."""
+    return {name: found[0] for name, found in over_seeds([[value] for value in values]).items()}
+
+
+def verdicts(finals: Sequence[dict[str, Any]]) -> dict[str, int] | None:
+    """How many cycles ended how, over all seeds; ``None`` for methods without cycles."""
+    if "stored" not in finals[0]:
+        return None
+    return {name: sum(final[name] for final in finals) for name in VERDICTS}
+
+
+def summary_rows(curves: Sequence[Curve]) -> list[dict[str, Any]]:
+    """One row per curve and step size, and how to repeat its runs."""
+    return [_row(curve, lr, runs) for curve in curves for lr, runs in curve.by_step_size().items()]
+
+
+def _row(curve: Curve, lr: float, runs: list[Finished]) -> dict[str, Any]:
+    finals, first = [run.result["final"] for run in runs], runs[0].result
+    row: dict[str, Any] = {
+        "panel": curve.panel.title,
+        "curve": curve.variant.label,
+        "lr": lr,
+        "options": own_options(curve.variant.optimizer, first["config"]["options"]),
+        "seeds": len(runs),
+        "steps": first["steps"],
+        "unit": first["unit"],
+        "seconds": round(statistics.fmean(run.result["seconds"] for run in runs), 1),
+        "command": command(RunConfig.from_json(first["config"]), [run.result["config"]["seed"] for run in runs]),
+    }
+    for name in ("test_loss", "valid_loss", "test_accuracy", "average_memory"):
+        if name in finals[0]:
+            row[name] = spread([final[name] for final in finals])
+    cycles = verdicts(finals)
+    return row if cycles is None else {**row, "cycles": cycles}

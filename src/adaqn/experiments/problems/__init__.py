@@ -1,0 +1,1 @@
+"""What is learnt: tasks, the networks that learn them, and recurrent layers made of linear ones."""

@@ -1,0 +1,113 @@
+"""One HTML page about all runs below a folder: it needs no server, no network and no other file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import adaqn
+from adaqn.experiments.errors import UserError
+from adaqn.experiments.results.groups import Group, describe
+from adaqn.experiments.training.config import RunConfig
+from adaqn.experiments.training.folder import CONFIG, METRIC_ENTRIES, METRICS, Finished, finished
+from adaqn.experiments.training.storage import json_text, read_json, read_lines, write_atomically
+
+NEEDED = {"config", "identity", "final", "best", "seconds", "steps", "unit", "data_sha256"}
+
+
+def write_report(root: Path, out: Path | None = None) -> Path:
+    """Write the page, by default to ``root/report.html``; returns its path."""
+    from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]  # slow to import
+
+    template = resources.files("adaqn.experiments.results").joinpath("report.html").read_text(encoding="utf-8")
+    before, between, after = template.split("@@@")
+    data = as_script_data(report_data(root))
+    path = out or root / "report.html"
+    write_atomically(path, "".join((before, data, between, get_plotlyjs(), after)).encode())
+    return path
+
+
+def as_script_data(value: Any) -> str:
+    r"""JSON that can stand inside a script element, whatever it says; NaN and infinities become null.
+
+    >>> as_script_data({"a": "</script>&", "b": [1.5, float("nan")]})
+    '{"a": "\\u003c/script\\u003e\\u0026", "b": [1.5, null]}'
+    """
+    text = json_text(value)
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def report_data(root: Path) -> dict[str, Any]:
+    """All that the page shows."""
+    runs, unfinished = collect(root)
+    unique = {(run.result["identity"], run.result["data_sha256"]): run for run in reversed(runs)}
+    panels: dict[tuple[str, ...], list[Group]] = {}
+    for group in group_by_seed(list(reversed(unique.values()))):
+        config = group.config
+        key = (config.task, config.data, config.model, group.runs[0].result["unit"])
+        panels.setdefault(key, []).append(group)
+    return {
+        "root": str(root),
+        "written": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "version": adaqn.__version__,
+        "runs": len(unique),
+        "copies": len(runs) - len(unique),
+        "panels": [
+            dict(zip(("task", "data", "model", "unit"), key, strict=True)) | {"groups": describe(groups)}
+            for key, groups in sorted(panels.items())
+        ],
+        "unfinished": unfinished,
+    }
+
+
+def collect(root: Path) -> tuple[list[Finished], list[dict[str, str]]]:
+    """The finished runs below a folder, and what is to be said about the others."""
+    if not root.is_dir():
+        raise UserError(f"there is no folder {root}")
+    done: list[Finished] = []
+    others: list[dict[str, str]] = []
+    for folder in sorted(path.parent for path in root.rglob(CONFIG)):
+        if not (folder / METRICS).exists():
+            continue
+        try:
+            run = finished(folder)
+            if run is None:
+                state = _how_far(folder)
+            elif not run.metrics or not set(run.result) >= NEEDED:
+                state = "damaged: its result or its metrics are incomplete"
+            else:
+                RunConfig.from_json(run.result["config"])
+                done.append(run)
+                continue
+        except UserError as error:
+            state = f"left out: {error}"
+        others.append({"folder": str(folder.relative_to(root)), "state": state})
+    if not done and not others:
+        raise UserError(f"there are no runs below {root}: a run is a folder with {CONFIG} and {METRICS} in it")
+    return done, others
+
+
+def _how_far(folder: Path) -> str:
+    read_json(folder / CONFIG)
+    records = read_lines(folder / METRICS)
+    if not records:
+        return "not finished: nothing measured yet"
+    if not set(records[-1]) >= METRIC_ENTRIES:
+        return "damaged: its metrics are incomplete"
+    return f"not finished: measured up to step {records[-1]['step']}, epoch {records[-1]['epoch']:.2f}"
+
+
+def group_by_seed(runs: Sequence[Finished]) -> list[Group]:
+    """Together if all but the seed is equal, the data's checksum too."""
+    groups: dict[tuple[str, str], Group] = {}
+    for run in runs:
+        config = replace(RunConfig.from_json(run.result["config"]), seed=0)
+        key = (config.identity(), run.result["data_sha256"])
+        groups.setdefault(key, Group(config, [])).runs.append(run)
+    for group in groups.values():
+        group.runs.sort(key=lambda run: int(run.result["config"]["seed"]))
+    return list(groups.values())

@@ -1,0 +1,1 @@
+"""The search for step sizes, and for what else the paper tunes."""

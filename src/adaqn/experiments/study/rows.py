@@ -1,0 +1,153 @@
+"""The results of a method on a cell: one small file that grows run by run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from adaqn.experiments.comparison.panels import Panel, Variant
+from adaqn.experiments.errors import UserError
+from adaqn.experiments.search.points import USUAL, Point, due, rung_of
+from adaqn.experiments.training.config import RunConfig, renamed
+from adaqn.experiments.training.folder import Finished
+from adaqn.experiments.training.options import resolved
+from adaqn.experiments.training.storage import read_json, write_json
+
+FORMAT = 1
+LEFT_OUT = ("lr", "seed", "threads", "device", "optimizer", "options")
+TRACES = ("step", "valid_loss", "test_loss", "train_loss", "seconds")
+AT_THE_END = (
+    "valid_loss", "test_loss", "test_accuracy", "average_valid_loss", "average_test_loss", "average_test_accuracy",
+    "stored", "skipped", "rejected", "nonfinite", "step_multiplier",
+)  # fmt: skip
+
+
+class Row:
+    """What is known of one method on one cell."""
+
+    def __init__(self, panel: Panel, variant: Variant, folder: Path) -> None:
+        self.panel, self.variant, self.method = panel, variant, variant.optimizer
+        self.path = folder / panel.name / f"{self.method}.json"
+        self.base = resolved(variant.on(panel.base))
+        assert self.base.lr is not None
+        self.default: float = self.base.lr
+        self.runs: list[dict[str, Any]] = self._read()
+
+    def settings(self) -> dict[str, Any]:
+        """What all runs of the row have in common."""
+        values = self.base.to_json()
+        return {
+            "format": FORMAT, "cell": self.panel.name, "method": self.method, "default_lr": self.default,
+            "options": values["options"], "task": {k: v for k, v in values.items() if k not in LEFT_OUT},
+        }  # fmt: skip
+
+    def _read(self) -> list[dict[str, Any]]:
+        if not self.path.exists():
+            return []
+        said = read_json(self.path)
+        if not isinstance(said, dict) or not isinstance(said.get("runs"), list):
+            raise UserError(f"{self.path} is no result of the study; it was left in place")
+        if isinstance(said.get("options"), dict):
+            said["options"] = renamed(said["options"], "auto", "paired")
+        for name, value in self.settings().items():
+            if said.get(name) != value:
+                raise UserError(
+                    f"{self.path} was made with another {name} ({said.get(name)!r}, and now it is {value!r}): delete "
+                    "it to run that row anew, or give another --results"
+                )
+        for run in said["runs"]:
+            if not _is_whole(run):
+                raise UserError(f"{self.path} is damaged: one of its runs is not whole; it was left in place")
+        return list(said["runs"])
+
+    def add(self, done: Finished) -> None:
+        """Take a finished run in, and write the file."""
+        config, final = done.result["config"], done.result["final"]
+        run = {
+            "lr": config["lr"],
+            "seed": config["seed"],
+            "seconds": done.result["seconds"],
+            "parameters": done.result["parameters"],
+            "unit": done.result["unit"],
+            "data_sha256": done.result["data_sha256"],
+            "end": {name: _short(final[name]) for name in AT_THE_END if name in final},
+            "trace": {name: [_short(record.get(name)) for record in done.metrics] for name in TRACES},
+        }
+        self.runs = [known for known in self.runs if (known["lr"], known["seed"]) != (run["lr"], run["seed"])]
+        self.runs = sorted([*self.runs, run], key=lambda known: (known["lr"], known["seed"]))
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(self.path, {**self.settings(), "runs": self.runs})
+
+    # ------------------------------------------------------------------ what is known
+
+    def find(self, lr: float, seed: int) -> dict[str, Any] | None:
+        return next((run for run in self.runs if run["lr"] == lr and run["seed"] == seed), None)
+
+    def tried(self) -> dict[Point, float]:
+        """Step size → validation loss of seed 0; those that are on the ladder, whatever else was run."""
+        usual = USUAL.get(self.method, 0)
+        return {
+            Point(run["lr"], usual): number(run["end"]["valid_loss"])
+            for run in self.runs
+            if run["seed"] == 0 and rung_of(self.default, run["lr"]) is not None
+        }
+
+    def best_lr(self) -> float | None:
+        """Chosen on the validation split with seed 0; of equals, the smallest step."""
+        tried = self.tried()
+        return min(tried, key=lambda point: (tried[point], point.lr)).lr if tried else None
+
+    @property
+    def best_is_at_end(self) -> bool:
+        """Is the best step size the smallest or the largest of those tried?"""
+        sizes = [point.lr for point in self.tried()]
+        return self.best_lr() in (min(sizes), max(sizes))
+
+    def due(self, seeds: int) -> list[RunConfig]:
+        """The runs that may be made now: step sizes first, then the other seeds at the best and at the default one."""
+        wanted = [(point.lr, 0) for point in due(self.panel.search, self.method, self.panel.budget, self.tried())]
+        if not wanted:
+            best = self.best_lr()
+            assert best is not None
+            sizes = dict.fromkeys([best, self.default] if self.untuned else [best])
+            wanted = [(lr, seed) for lr in sizes for seed in range(seeds)]
+        return [replace(self.base, lr=lr, seed=seed) for lr, seed in wanted if self.find(lr, seed) is None]
+
+    @property
+    def untuned(self) -> bool:
+        """Is the default step size run with every seed too? For Adam and for adaQN's presets."""
+        return self.method == "adam" or self.method.startswith("adaqn")
+
+    def at(self, lr: float | None, seeds: int) -> list[dict[str, Any]]:
+        """The runs at that step size, if all seeds are there."""
+        found = [self.find(lr, seed) for seed in range(seeds)] if lr is not None else []
+        return [run for run in found if run is not None] if all(run is not None for run in found) else []
+
+    def remaining(self, seeds: int) -> int:
+        """How many runs are left, at most."""
+        tried, points = len(self.tried()), self.panel.budget
+        later = (seeds - 1) * (2 if self.untuned else 1)
+        return points - tried + later if tried < points else len(self.due(seeds))
+
+
+def _is_whole(run: Any) -> bool:
+    if not isinstance(run, dict) or not {"lr", "seed", "unit", "end", "trace"} <= set(run):
+        return False
+    end, trace = run["end"], run["trace"]
+    if not isinstance(end, dict) or not isinstance(trace, dict) or not {"valid_loss", "test_loss"} <= set(end):
+        return False
+    return set(trace) >= set(TRACES) and len({len(trace[name]) for name in TRACES}) == 1 and len(trace["step"]) > 0
+
+
+def number(value: float | None) -> float:
+    """A loss that was not finite is null in the file."""
+    return math.inf if value is None or not math.isfinite(value) else value
+
+
+def _short(value: Any) -> Any:
+    """Six digits are enough."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value

@@ -1,0 +1,1 @@
+"""Runs: one described, trained, saved and resumed; many side by side."""

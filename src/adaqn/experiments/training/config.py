@@ -1,0 +1,177 @@
+"""One run, described completely: what ``config.json`` holds and what makes two runs the same."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+import torch
+
+from adaqn.experiments.errors import UserError
+from adaqn.experiments.problems.networks import CELLS
+
+TASKS = ("char-lm", "word-lm", "pixel-mnist", "addition", "mlp")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Every number of a run. ``None`` is the task's own default, filled in by :meth:`complete`."""
+
+    task: str = "char-lm"
+    data: str = "embedded"
+    model: str = "tanh"
+    layers: int | None = None
+    hidden: int | None = None
+    optimizer: str = "adaqn"
+    lr: float | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    """More options of the optimizer, by name."""
+    seed: int = 0
+    epochs: float = 1.0
+    steps: int | None = None
+    """Overrides ``epochs``."""
+    batch_size: int | None = None
+    length: int | None = None
+    """Symbols per sequence, or steps of the addition problem."""
+    side: int | None = None
+    """Side of the images for pixel-mnist and mlp."""
+    limit: int | None = None
+    """Use only the first so many symbols or training examples."""
+    vocabulary: int | None = None
+    """Largest number of different words for word-lm; rarer ones are ``<unk>``."""
+    spread: str = "variance"
+    """How N(0, 0.01) is read: 0.01 as the ``variance`` or as the ``std``."""
+    carry_state: bool = False
+    """Carry the hidden state from one batch to the next, through contiguous text."""
+    clip: float | None = None
+    """Largest norm of the gradient."""
+    average: float | None = None
+    """Decay of an average of the weights, evaluated at the end beside the weights themselves."""
+    monitor_size: int = 128
+    evaluations: int = 1
+    """Evaluations per epoch."""
+    threads: int = 1
+    device: str = "cpu"
+
+    def complete(self) -> RunConfig:
+        """Defaults filled in, everything checked."""
+        if self.task not in TASKS:
+            raise UserError(f"no task called {self.task!r}: give one of {', '.join(TASKS)}")
+        defaults = {key: value for key, value in self._task_defaults().items() if getattr(self, key) is None}
+        config = replace(self, **defaults)
+        config._check()
+        return config
+
+    def _task_defaults(self) -> dict[str, Any]:
+        language = {"hidden": 100 if self.task == "char-lm" else 400, "length": 50, "batch_size": 32}
+        language["layers"] = 2 if self.model in ("lstm", "gru") else 5
+        words = {**language, "vocabulary": 10_000}
+        return {
+            "char-lm": language,
+            "word-lm": words,
+            "pixel-mnist": {"layers": 1, "hidden": 100, "length": 0, "batch_size": 64},
+            "addition": {"layers": 1, "hidden": 100, "length": 50, "batch_size": 64},
+            "mlp": {"layers": 2, "hidden": 100, "length": 0, "batch_size": 64},
+        }[self.task]
+
+    def _check(self) -> None:
+        for name in ("layers", "hidden", "batch_size", "monitor_size", "evaluations"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("steps", "limit", "side", "vocabulary"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("lr", "clip"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise UserError(f"{name} must be a positive number, got {value}")
+        if self.average is not None and not 0.0 < self.average < 1.0:
+            raise UserError(f"average must lie between 0 and 1, got {self.average}: 0.99 averages about 100 steps")
+        if not (math.isfinite(self.epochs) and self.epochs > 0):
+            raise UserError(f"epochs must be a positive number, got {self.epochs}")
+        if self.model not in CELLS or (self.task == "mlp" and self.model not in ("tanh", "relu")):
+            allowed = CELLS[:2] if self.task == "mlp" else CELLS
+            raise UserError(f"no model called {self.model!r} for {self.task}: give one of {', '.join(allowed)}")
+        if self.spread not in ("variance", "std"):
+            raise UserError(f"spread must be 'variance' or 'std', got {self.spread!r}")
+        if not 0 <= self.seed <= LARGEST_SEED:
+            raise UserError(f"seed must be from 0 to {LARGEST_SEED}, got {self.seed}")
+        if self.task in ("char-lm", "word-lm", "addition"):
+            if self.length is not None and self.length < 1:
+                raise UserError(f"length must be at least 1, got {self.length}")
+        elif self.length:
+            raise UserError(f"length is for texts and the addition problem: {self.task} has as many steps as pixels")
+        if self.side is not None and self.data != "mnist":
+            raise UserError(f"side is for --data mnist: {self.data} is taken as it is")
+        if self.vocabulary is not None and self.task != "word-lm":
+            raise UserError(f"vocabulary is for word-lm: {self.task} takes its symbols as they are")
+        if self.carry_state and self.task not in ("char-lm", "word-lm"):
+            raise UserError(f"carry_state is for language models: the sequences of {self.task} are independent")
+
+        check_machine(self.threads, self.device)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(values: dict[str, Any]) -> RunConfig:
+        known = {f.name for f in fields(RunConfig)}
+        if not isinstance(values, dict):
+            raise UserError(f"the configuration is damaged: {values!r} is no set of named values")
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise UserError(f"the configuration has unknown entries {unknown}: written by another version?")
+        usual = RunConfig()
+        for name, value in values.items():
+            kinds = _KINDS.get(name, type(getattr(usual, name)))
+            if value is not None and (not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool)):
+                raise UserError(f"the configuration is damaged: {name} is {value!r}")
+        options = values.get("options") or {}
+        return RunConfig(**{**values, "options": renamed(options, "auto", "paired")})
+
+    def identity(self, *, as_written: bool = False) -> str:
+        """The same for two runs exactly if their numbers must be the same.
+
+        ``as_written`` is what 0.1 made of options that ask for the paired test by its own name.
+        """
+        values = self.to_json()
+        if self.average is None:
+            del values["average"]  # runs made before there was an average are still the same runs
+        if not as_written:
+            values["options"] = renamed(self.options, "paired", "auto")  # what presets called it in 0.1
+        text = json.dumps(values, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def renamed(options: dict[str, Any], before: str, after: str) -> dict[str, Any]:
+    """The options with that test for rejections called by its other name; with a monitor per example they are one.
+
+    >>> renamed({"acceptance": "auto", "damping": 0.5}, "auto", "paired")
+    {'acceptance': 'paired', 'damping': 0.5}
+    """
+    return {**options, "acceptance": after} if options.get("acceptance") == before else options
+
+
+_KINDS: dict[str, Any] = {
+    **dict.fromkeys(("layers", "hidden", "steps", "batch_size", "length", "side", "limit", "vocabulary"), int),
+    **dict.fromkeys(("lr", "clip", "epochs", "average"), (int, float)),
+}
+LARGEST_SEED = 2**31 - 1
+MOST_THREADS = 1024
+
+
+def check_machine(threads: int, device: str) -> int:
+    """The number of threads, once it and the device are known to be usable here."""
+    if not 1 <= threads <= MOST_THREADS:
+        raise UserError(f"threads must be from 1 to {MOST_THREADS}, got {threads}")
+    if device == "meta":
+        raise UserError("device 'meta' holds no numbers: give cpu, or one that is there")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"device {device!r} cannot be used here ({reason}): give cpu, or one that is there") from error
+    return threads

@@ -1,0 +1,129 @@
+"""The options of an optimizer as runs store them, by flat names: checked, written out, and made into an optimizer."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from adaqn import OLBFGS, PRESETS, RES, SQN, AdaQN, EmpiricalFisher, Monitor, SdLBFGS
+from adaqn.core.scaling_names import SCALINGS
+from adaqn.experiments.errors import UserError
+from adaqn.experiments.optimizers import TABLE, CurvatureBatches, Entry, entry
+from adaqn.experiments.problems.tasks import Task
+from adaqn.experiments.training.config import RunConfig
+from adaqn.optim.removed import FLAT, flat_preset, from_flat
+
+RESERVED = {
+    "lr": "give the step size as --lr",
+    "monitor": "the laboratory makes it: --monitor-size",
+    "params": "they are the model's",
+    "maximize": "losses are to be small",
+    "process_group": "torchrun decides which processes there are",
+}
+STORED = ("history_dtype", "master_weights", "shard_history")
+OF_THE_FAMILY = ("decay_steps", "weight_decay", "on_nonfinite", "direction", *STORED)
+"""What OLBFGS, RES, SdLBFGS and SQN take beside their own numbers."""
+NEVER_STORED = {"self", "model", "batches", "on_cycle", "pairs", "reject", "storage", *RESERVED}
+
+
+def make_optimizer(name: str, lr: float | None, options: dict[str, Any], model: nn.Module, task: Task) -> Optimizer:
+    """The optimizer of that name for that model; a monitored one gets a batch of the training split."""
+    chosen = entry(name)
+    _check(name, chosen, options)
+    given: dict[str, Any] = {**chosen.defaults, **options}
+    if isinstance(given.get("betas"), list):
+        given["betas"] = tuple(given["betas"])
+    try:
+        given = _arguments(chosen, given, model, task)
+        given["lr"] = chosen.lr if lr is None else lr
+        if chosen.given == "model and task":
+            return chosen.make(model, task, **given)
+        return chosen.make(model.named_parameters() if chosen.given == "named" else model.parameters(), **given)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise UserError(f"{name}: {error}") from error
+
+
+def resolved(config: RunConfig) -> RunConfig:
+    """Complete, with the step size that will be used: two ways to ask for the same run are the same run.
+
+    A preset is written out, for its numbers may change from one version to the next.
+    """
+    complete = config.complete()
+    usual = usual_options(complete.optimizer, complete.options)
+    lr = usual.pop("lr", entry(complete.optimizer).lr)
+    given = {name: value for name, value in complete.options.items() if name != "preset" or not usual}
+    return replace(complete, lr=lr if complete.lr is None else complete.lr, options={**usual, **given})
+
+
+def usual_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """What the preset of an adaQN says, its step size too; nothing for other optimizers."""
+    chosen = entry(name)
+    if chosen.make is not AdaQN:
+        return {}
+    preset = options.get("preset", chosen.defaults["preset"])
+    if preset not in PRESETS:
+        raise UserError(f"no preset called {preset!r}: give one of {', '.join(PRESETS)}")
+    return flat_preset(preset)
+
+
+def own_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Those that its preset does not say already."""
+    usual = usual_options(name, options) if name in TABLE else {}
+    return {option: value for option, value in options.items() if option not in usual or usual[option] != value}
+
+
+def _arguments(chosen: Entry, given: dict[str, Any], model: nn.Module, task: Task) -> dict[str, Any]:
+    """What the constructor takes: objects in the place of names, and today's arguments in the place of flat ones."""
+    if not chosen.monitored:
+        stored = {name: value for name, value in given.items() if name in STORED and _is_family(chosen)}
+        return {**{name: value for name, value in given.items() if name not in stored}, **from_flat(stored)}
+    given["scaling"] = _scaling(given.get("scaling"))
+    if given.get("curvature") == "empirical_fisher":
+        given["curvature"] = EmpiricalFisher(model, task.losses, CurvatureBatches(task))
+    preset = given.pop("preset")
+    return {**from_flat(given), "preset": preset, "monitor": Monitor(model, task.losses, task.monitoring_set())}
+
+
+def _scaling(asked: Any) -> Any:
+    """H0 by name, or as ``{"name": "kronecker", "refresh": 10}`` with options of its own."""
+    if not isinstance(asked, dict):
+        return asked
+    options = {name: value for name, value in asked.items() if name != "name"}
+    if asked.get("name") not in SCALINGS:
+        raise UserError(f"scaling must name one of {', '.join(sorted(SCALINGS))}, got {asked.get('name')!r}")
+    try:
+        return SCALINGS[asked["name"]](**options)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"scaling {asked['name']}: {error}") from error
+
+
+def _is_family(chosen: Entry) -> bool:
+    kind = chosen.kind or chosen.make
+    return inspect.isclass(kind) and issubclass(kind, OLBFGS | RES | SdLBFGS | SQN)
+
+
+def _check(name: str, chosen: Entry, options: dict[str, Any]) -> None:
+    for option in options:
+        if option in RESERVED:
+            raise UserError(f"{option} is no option to be set: {RESERVED[option]}")
+    kind = chosen.kind or chosen.make
+    if isinstance(kind, str):
+        if importlib.util.find_spec("pytorch_optimizer") is None:
+            return  # making it will say what to install
+        import pytorch_optimizer
+
+        kind = getattr(pytorch_optimizer, kind)
+    known = {name for name, p in inspect.signature(kind).parameters.items() if p.kind is not p.VAR_KEYWORD}
+    if _is_family(chosen):
+        known |= set(OF_THE_FAMILY)
+    elif kind is AdaQN:
+        known |= set(FLAT)
+    known -= NEVER_STORED
+    unknown = sorted(set(options) - known)
+    if unknown:
+        raise UserError(f"{name} has no option {', '.join(unknown)}: it knows {', '.join(sorted(known))}")

@@ -1,0 +1,61 @@
+"""What people do to a laboratory: damaged files, odd options."""
+
+import pytest
+from laboratory import refused
+
+from adaqn.experiments.commands.compare import parse_optimizers
+from adaqn.experiments.errors import UserError
+from adaqn.experiments.training.config import RunConfig
+from adaqn.experiments.training.parallel import run_one
+
+SMALL = RunConfig(layers=1, hidden=12, limit=12_000, steps=20, batch_size=8, length=20, evaluations=13, lr=0.01)
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "{}", '{"cells": {"addition/embedded/tanh/staged": {"curves": {"adaqn": 3}}}}']
+)
+def test_a_damaged_tuning_file_is_one_line(tmp_path, content):
+    (tmp_path / "tuning.json").write_text(content)
+    assert "tuning" in refused("figure", "addition", "--tuning", tmp_path / "tuning.json", "--out", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train", "--length", "0"], "length must be at least 1, got 0"),
+        (["train", "--seed", str(10**16)], "seed must be from 0"),
+        (["train", "--threads", "99999999999"], "threads must be from 1 to 1024"),
+        (["train", "--device", "meta"], "holds no numbers"),
+        (["train", "--task", "mlp", "--side", "3"], "side is for --data mnist"),
+        (["train", "--task", "pixel-mnist", "--length", "7"], "length is for texts"),
+        (["train", "--optimizer", "soap", "--option", "foo=1"], "soap has no option foo"),
+        (["train", "--optimizer", "muon", "--option", "foo=1"], "muon has no option foo"),
+        (["train", "--optimizer", "kfac", "--option", "foo=1"], "kfac has no option foo"),
+        (["train", "--option", "lr=0.5"], "give the step size as --lr"),
+        (["train", "--option", "monitor=5"], "--monitor-size"),
+        (["train", "--optimizer", "adam", "--option", "foreach=true", "--option", "fused=true"], "adam"),
+        (["train", "--optimizer", "adam", "--option", "capturable=true", "--steps", "2"], "adam with"),
+        (["compare", "--optimizers", "adam,adam"], "'adam' is given twice"),
+        (["compare", "--workers", "0"], "workers must be at least 1"),
+        (["tune", "--optimizers", "adagrad:0.5"], "give names alone"),
+        (["tune", "--workers", "0"], "workers must be at least 1"),
+        (["tune", "--data", "nosuch.txt"], "no text called 'nosuch.txt'"),
+        (["tune", "--out", "/proc/tune"], "cannot make the folder"),
+        (["figure", "addition", "--workers", "0"], "workers must be at least 1"),
+        (["train", "--data", "nietzsche", "--data-dir", "/nonexistent"], "there is no folder /nonexistent"),
+    ],
+)
+def test_odd_options_are_one_line(tmp_path, monkeypatch, words, said):
+    monkeypatch.chdir(tmp_path)
+    small = ["--limit", "12000", "--layers", "1", "--hidden", "8"] if words[0] != "figure" else []
+    assert said in refused(*words, *small)
+
+
+def test_the_same_optimizer_with_two_step_sizes_is_two():
+    assert len(parse_optimizers("adam:0.1,adam:0.2")) == 2
+
+
+def test_the_seconds_between_checkpoints_must_be_a_number(tmp_path, monkeypatch):
+    monkeypatch.setenv("ADAQN_CHECKPOINT_SECONDS", "soon")
+    with pytest.raises(UserError, match="must be a number of seconds of at least 0, got 'soon'"):
+        run_one(SMALL, tmp_path / "run")

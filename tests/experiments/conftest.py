@@ -1,0 +1,1 @@
+"""Makes ``laboratory`` importable by the tests in the folders below."""

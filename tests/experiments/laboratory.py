@@ -1,0 +1,61 @@
+"""What the tests of the laboratory share: commands, interrupts where a test wants them, and waiting with a limit."""
+
+import sys
+import time
+
+import torch
+from typer.testing import CliRunner
+
+from adaqn.experiments.commands.app import app
+from adaqn.experiments.errors import UserError
+from adaqn.experiments.training.folder import CHECKPOINT
+from limits import LIMIT
+
+ADAQN = [sys.executable, "-m", "adaqn"]
+
+
+def command(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def refused(*words):
+    """The one line that a person sees."""
+    done = command(*words)
+    assert done.exit_code != 0
+    assert isinstance(done.exception, UserError | SystemExit), repr(done.exception)
+    return str(done.exception) if isinstance(done.exception, UserError) else done.output
+
+
+def at_step(step):
+    """A listener that does as Ctrl-C after that step."""
+
+    def interrupt(progress):
+        if progress.step == step:
+            raise KeyboardInterrupt
+
+    return interrupt
+
+
+def wait_until(happened, process):
+    """Wait for something that a process at work should bring about."""
+    deadline = time.monotonic() + LIMIT
+    while not happened():
+        assert process.poll() is None, "it ended too early"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def without_time(records):
+    return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
+
+
+def weights(folder):
+    return torch.load(folder / CHECKPOINT, weights_only=True)["model"]
+
+
+def same_run(one, other):
+    """Everything but the time."""
+    assert without_time(one.metrics) == without_time(other.metrics)
+    a, b = weights(one.folder), weights(other.folder)
+    assert a.keys() == b.keys()
+    assert all(torch.equal(value, b[name]) for name, value in a.items())

@@ -1,0 +1,310 @@
+"""The report: its data, and the page in a real browser."""
+
+import importlib.util
+import json
+import math
+import shlex
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from adaqn.experiments.commands import train
+from adaqn.experiments.commands.app import app
+from adaqn.experiments.comparison.plots import colour
+from adaqn.experiments.errors import UserError
+from adaqn.experiments.results.report import as_script_data, collect, report_data, write_report
+from adaqn.experiments.training.config import RunConfig
+from adaqn.experiments.training.folder import CONFIG, METRICS, RESULT
+from adaqn.experiments.training.options import resolved
+from adaqn.experiments.training.parallel import run_one
+from adaqn.experiments.training.repeat import command
+from adaqn.experiments.training.run import Run
+
+ARGUMENTS = [
+    "--no-sandbox",
+    "--headless",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
+SMALL = RunConfig(layers=1, hidden=8, limit=6_000, steps=24, batch_size=8, length=20, evaluations=6, lr=0.01)
+EVIL = "<script>alert(1)</script>.txt"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    """Two tasks; three optimizers; two step sizes and two seeds of one; a hostile name; an unfinished run."""
+    root = tmp_path_factory.mktemp("runs")
+    evil = root / "texts" / EVIL
+    evil.parent.mkdir(parents=True)
+    evil.write_text("the quick brown fox jumps. " * 200, encoding="utf-8")
+    configs = {
+        "adaqn-0": replace(SMALL, options={"cycle_length": 3}),
+        "adaqn-1": replace(SMALL, options={"cycle_length": 3}, seed=1),
+        "adaqn-lr": replace(SMALL, options={"cycle_length": 3}, lr=0.03),
+        "adam": replace(SMALL, optimizer="adam"),
+        "evil": replace(SMALL, optimizer="adam", data=str(evil)),
+        "mlp": replace(SMALL, task="mlp", optimizer="adagrad", limit=200, length=None),
+    }
+    for name, config in configs.items():
+        run_one(config, root / name)
+    shutil.copytree(root / "adam", root / "copies" / "adam")
+    killed = Run(SMALL, root / "killed")
+    killed.begin()
+    killed.measure()
+    return root
+
+
+@pytest.fixture(scope="module")
+def data(root):
+    return report_data(root)
+
+
+def panel(data, task, source="embedded"):
+    return next(p for p in data["panels"] if p["task"] == task and p["data"] == source)
+
+
+def test_runs_that_differ_in_their_seed_are_one_group_and_copies_count_once(data):
+    groups = panel(data, "char-lm")["groups"]
+    assert sorted((g["optimizer"], g["lr"], g["seeds"]) for g in groups) == [
+        ("adam", 0.01, [0]),
+        ("adaqn", 0.01, [0, 1]),
+        ("adaqn", 0.03, [0]),
+    ]
+    assert (data["runs"], data["copies"]) == (6, 1)
+    assert [run["folder"] for run in data["unfinished"]] == ["killed"]
+
+
+def test_curves_are_means_with_the_lowest_and_the_highest(root, data):
+    group = next(g for g in panel(data, "char-lm")["groups"] if g["seeds"] == [0, 1])
+    runs = [collect(root / name)[0][0] for name in ("adaqn-0", "adaqn-1")]
+    for i, pair in enumerate(zip(*(run.metrics for run in runs), strict=True)):
+        values = [record["test_loss"] for record in pair]
+        assert group["loss"]["mean"][i] == pytest.approx(sum(values) / 2, rel=1e-6)
+        assert (group["loss"]["low"][i], group["loss"]["high"][i]) == (min(values), max(values))
+    assert group["test"]["mean"] == group["loss"]["mean"][-1]
+    assert group["colour"] == colour("adaqn")
+
+
+def test_verdicts_are_of_the_interval_and_only_of_optimizers_that_have_them(root, data):
+    by_name = {g["optimizer"]: g for g in panel(data, "char-lm")["groups"] if g["lr"] == 0.01}
+    finals = [collect(root / name)[0][0].result["final"] for name in ("adaqn-0", "adaqn-1")]
+    for verdict in ("stored", "skipped", "rejected"):
+        total = sum(by_name["adaqn"]["verdicts"][verdict])
+        assert total == pytest.approx(sum(final[verdict] for final in finals) / 2)
+    assert len(by_name["adaqn"]["memory"]["mean"]) == len(by_name["adaqn"]["epoch"]) - 1
+    assert by_name["adam"]["verdicts"] is by_name["adam"]["memory"] is None
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        SMALL,
+        replace(SMALL, optimizer="adam", lr=None, options={"betas": [0.8, 0.9]}, data="it's a <file>.txt", clip=1.0),
+        RunConfig(task="pixel-mnist", model="relu", epochs=0.5, spread="std", threads=2),
+        RunConfig(model="lstm", carry_state=True, options={"scaling": "adam", "cycle_length": 5}),
+    ],
+)
+def test_the_command_repeats_the_run(config, monkeypatch, tmp_path):
+    given = []
+
+    def stop(config, *rest):
+        given.append(config)
+        raise UserError("enough")
+
+    monkeypatch.setattr(train, "run_one", stop)
+    monkeypatch.chdir(tmp_path)
+    words = shlex.split(command(config.complete(), [3]))
+    with pytest.raises(UserError, match="enough"):
+        app(words[1:], standalone_mode=False)
+    assert resolved(given[0]).identity() == resolved(replace(config, seed=3)).identity()
+
+
+def test_several_seeds_are_a_loop_of_the_shell():
+    text = command(replace(SMALL, data="a b.txt"), [0, 2]).replace("adaqn train", "echo")
+    lines = subprocess.run(["/bin/sh", "-c", text], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert [line.split()[-1] for line in lines] == ["0", "2"]
+    assert "--data a b.txt --optimizer" in lines[0]
+
+
+def test_nothing_in_the_data_can_end_the_script_element():
+    text = as_script_data({"name": "</script><!-- &", "numbers": [math.nan, math.inf, 1.0]})
+    assert not set("<>&") & set(text)
+    assert json.loads(text) == {"name": "</script><!-- &", "numbers": [None, None, 1.0]}
+
+
+def test_a_folder_without_runs_is_one_clear_error(tmp_path):
+    with pytest.raises(UserError, match="no runs below"):
+        write_report(tmp_path)
+    with pytest.raises(UserError, match="there is no folder"):
+        write_report(tmp_path / "missing")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_damaged_run_is_named_and_the_others_are_shown(root, tmp_path):
+    shutil.copytree(root / "adam", tmp_path / "good")
+    shutil.copytree(root / "adam", tmp_path / "cut")
+    (tmp_path / "cut" / RESULT).write_text('{"config": ')
+    shutil.copytree(root / "mlp", tmp_path / "empty")
+    (tmp_path / "empty" / METRICS).write_text("")
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / CONFIG).write_text("{}")
+    data = report_data(tmp_path)
+    assert data["runs"] == 1
+    assert [(run["folder"], run["state"].split(":")[0]) for run in data["unfinished"]] == [
+        ("cut", "left out"),
+        ("empty", "left out"),
+    ]
+
+
+def test_a_loss_that_is_not_finite_is_null_in_the_page(root, tmp_path):
+    shutil.copytree(root / "adam", tmp_path / "run")
+    for name in (METRICS, RESULT):
+        text = (tmp_path / "run" / name).read_text()
+        (tmp_path / "run" / name).write_text(text.replace('"test_loss": ', '"test_loss": NaN, "was": '))
+    group = json.loads(as_script_data(report_data(tmp_path)))["panels"][0]["groups"][0]
+    assert group["test"]["mean"] is None
+    assert set(group["loss"]["mean"]) == {None}
+
+
+# ---------------------------------------------------------------------- in a browser
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+MISSING = [
+    *([] if CHROMIUM else ["chromium (apt-get install chromium)"]),
+    *([] if importlib.util.find_spec("playwright") else ["playwright (pip install playwright)"]),
+]
+
+
+def in_browser(test):
+    """Without a browser all these tests are skipped in one place, so that pytest tells it in one line."""
+
+    def left_out():
+        pytest.skip(
+            "LEFT OUT: the report's charts, filters and layout were not tested in a browser, for want of "
+            + " and ".join(MISSING)
+        )
+
+    return left_out if MISSING else test
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def address(root, tmp_path_factory):
+    return write_report(root, tmp_path_factory.mktemp("page") / "report.html").as_uri()
+
+
+@pytest.fixture(scope="module", params=[1280, 390])
+def opened(request, browser, address):
+    """The page, what it said to the console, and what it asked of the network; opened once, as plotly is large."""
+    scheme = "dark" if request.param == 390 else "light"
+    page = browser.new_page(viewport={"width": request.param, "height": 900}, color_scheme=scheme)
+    said, asked = [], []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("dialog", lambda dialog: (said.append(dialog.message), dialog.dismiss()))
+    page.on("request", lambda sent: asked.append(sent.url))
+    page.goto(address)
+    page.wait_for_selector(".panel .main-svg")
+    yield page, said, asked
+    page.close()
+
+
+@pytest.fixture
+def page(opened, address):
+    """Every test leaves the filters as they were. An error or a request for anything but the page fails it."""
+    page, said, asked = opened
+    yield page
+    page.wait_for_timeout(50)
+    assert said == []
+    assert [url for url in asked if not url.startswith("data:")] == [address]
+
+
+def traces(page, title):
+    """Lines or bars drawn in the visible charts of that title."""
+    cards = page.locator(".panel:visible .card:visible").filter(has=page.get_by_role("heading", name=title, exact=True))
+    return cards.locator(".scatterlayer .trace path.js-line, .barlayer .trace.bars")
+
+
+def rows(page):
+    return page.locator("#table tbody:visible")
+
+
+@in_browser
+def test_the_charts_are_drawn(page):
+    assert page.locator(".panel:visible").count() == 3
+    assert traces(page, "Test loss by epoch").count() == 5 + 2  # one group has two seeds, and so a band's edges
+    assert traces(page, "Test loss by wall-clock time").count() == 5 + 2
+    assert traces(page, "Step-size sensitivity").count() == 1
+    assert traces(page, "L-BFGS memory").count() == 2 + 2
+    assert traces(page, "Verdicts").count() == 2 * 3
+    assert rows(page).count() == 5
+    assert "killed" in page.locator("#others").inner_text()
+
+
+@in_browser
+def test_filters_hide_and_show_rows_and_traces(page):
+    adam, language, mlp = (page.get_by_role("checkbox", name=name, exact=True) for name in ("Adam", "char-lm", "mlp"))
+    adam.uncheck()
+    assert rows(page).count() == 3
+    assert traces(page, "Test loss by epoch").count() == 3 + 2
+    assert page.locator(".panel:visible").count() == 2
+    language.uncheck()
+    assert rows(page).count() == 1
+    assert traces(page, "Verdicts").count() == 0
+    mlp.uncheck()
+    assert page.get_by_text("Nothing is selected").is_visible()
+    for box in (mlp, language, adam):
+        box.check()
+    assert rows(page).count() == 5
+    assert traces(page, "Test loss by epoch").count() == 5 + 2
+
+
+@in_browser
+def test_a_column_sorts_both_ways(page):
+    def losses():
+        return [float(text) for text in page.locator("#table tbody tr:first-child td:nth-child(7)").all_inner_texts()]
+
+    header = page.get_by_role("columnheader", name="test loss")
+    header.get_by_role("button").click()
+    assert losses() == sorted(losses())
+    assert header.get_attribute("aria-sort") == "ascending"
+    header.get_by_role("button").click()
+    assert losses() == sorted(losses(), reverse=True)
+
+
+@in_browser
+def test_a_name_with_a_script_in_it_stays_text(page):
+    assert page.locator(".panel h2").filter(has_text=EVIL).count() == 1
+    assert page.locator("#table td.wide").filter(has_text=EVIL).count() == 1
+    assert page.locator("#table code").filter(has_text=EVIL).count() == 1
+    assert page.locator("script").count() == 3  # the data, plotly, the page's own
+
+
+@in_browser
+def test_the_page_does_not_scroll_sideways(page):
+    assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    scroll = page.locator(".scroll")
+    if page.viewport_size["width"] < 600:
+        assert scroll.evaluate("e => e.scrollWidth > e.clientWidth")
+
+
+@in_browser
+def test_the_command_on_the_page_is_the_command(page, data):
+    shown = page.locator("#table code").all_text_contents()
+    assert sorted(shown) == sorted(group["command"] for panel in data["panels"] for group in panel["groups"])

@@ -1,0 +1,54 @@
+"""Which points a search tries: as many for every optimizer, and the paper's choices among them."""
+
+from dataclasses import replace
+
+import pytest
+
+from adaqn.experiments.optimizers import TABLE
+from adaqn.experiments.search.points import Point, configured, due
+from adaqn.experiments.training.config import RunConfig
+
+
+def searched(search, optimizer, budget, loss):
+    """All points of a search, round by round."""
+    known = {}
+    while points := due(search, optimizer, budget, known):
+        assert not set(points) & set(known), "a point was tried twice"
+        known |= {point: loss(point) for point in points}
+    return known
+
+
+@pytest.mark.parametrize("optimizer", list(TABLE))
+@pytest.mark.parametrize("search", ["grid", "staged", "lr", "ladder"])
+def test_every_optimizer_has_the_same_number_of_runs(optimizer, search):
+    known = searched(search, optimizer, 20, lambda point: abs(point.lr - 2 * TABLE[optimizer].lr))
+    assert len(known) == 20
+    lrs = [point.lr for point in known]
+    assert search == "ladder" or max(lrs) / min(lrs) == pytest.approx(100)
+
+
+@pytest.mark.parametrize("optimizer", list(TABLE))
+def test_a_search_over_step_sizes_has_as_many_for_every_optimizer(optimizer):
+    assert len({point.lr for point in due("lr", optimizer, 6, {})}) == 6
+
+
+def test_the_papers_other_choices_are_in_the_grid():
+    options = {
+        name: [configured(RunConfig(optimizer=name), p).options for p in due("grid", name, 20, {})]
+        for name in ("adaqn", "adam")
+    }
+    assert {found["cycle_length"] for found in options["adaqn"]} == {2, 5, 10, 20}
+    assert len({tuple(found["betas"]) for found in options["adam"]}) == 4
+
+
+def test_an_option_that_was_asked_for_goes_before_the_one_that_is_searched():
+    base = replace(RunConfig(optimizer="adaqn"), options={"cycle_length": 7})
+    assert configured(base, Point(0.1, 3)).options == {"cycle_length": 7}
+
+
+def test_the_second_stage_tries_the_other_choices_at_the_best_step_size():
+    known = searched("staged", "adaqn-paper", 9, lambda point: abs(point.lr - 0.03) + point.choice)
+    first = [point for point in known if point.choice == 1]
+    assert len(first) == 6
+    best = min(first, key=known.get)
+    assert {point for point in known if point.choice != 1} == {Point(best.lr, choice) for choice in (0, 2, 3)}
