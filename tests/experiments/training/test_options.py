@@ -7,8 +7,7 @@ import pytest
 from adaqn import PRESETS
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.training.config import RunConfig
-from adaqn.experiments.training.options import resolved
-from adaqn.experiments.training.repeat import command
+from adaqn.experiments.training.options import command, resolved
 from adaqn.experiments.training.run import Run
 
 SMALL = RunConfig(layers=1, hidden=12, limit=12_000, steps=12, batch_size=8, length=20, evaluations=20, lr=0.01)
