@@ -83,6 +83,7 @@ def test_points_queued_twice_are_run_once(tmp_path):
     assert len(list((tmp_path / "runs").iterdir())) == 3
 
 
+@pytest.mark.filterwarnings("ignore:Heartbeat of storage")  # the test asks where a search optimizes
 def test_a_waiting_point_is_claimed_by_one_worker_alone(tmp_path):
     storage = opened(f"sqlite:///{tmp_path / 'tuning.db'}", tmp_path)
     study = begun(storage, "tuning/sgd", replace(SMALL, optimizer="sgd"))
