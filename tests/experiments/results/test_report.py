@@ -18,9 +18,8 @@ from adaqn.experiments.errors import UserError
 from adaqn.experiments.results.report import as_script_data, collect, report_data, write_report
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.folder import CONFIG, METRICS, RESULT
-from adaqn.experiments.training.options import resolved
+from adaqn.experiments.training.options import command, resolved
 from adaqn.experiments.training.parallel import run_one
-from adaqn.experiments.training.repeat import command
 from adaqn.experiments.training.run import Run
 
 ARGUMENTS = [
