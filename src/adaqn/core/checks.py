@@ -40,6 +40,12 @@ def number(name: str, value: Any) -> Any:
     return value
 
 
+def flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return value
+
+
 def step_size(name: str, value: Any) -> Any:
     """A finite number of at least 0, or a tensor that holds one.
 
