@@ -17,8 +17,9 @@ from torch import Tensor
 from adaqn.optim.descent import Group, any_momentum
 from adaqn.optim.events import FORMAT, Counters
 from adaqn.optim.layout import number_names, tensor_layout, vector_layout
+from adaqn.optim.making import flat_for, new_state
 from adaqn.optim.method import Method
-from adaqn.optim.state import State, flat_for, new_state
+from adaqn.optim.state import State
 from adaqn.parameters.flat import FlatParameters
 from adaqn.parameters.loading import Entry, entries_by_parameter
 
