@@ -35,8 +35,9 @@ test: setup  ## all tests but the slow ones
 test-slow: setup  ## all tests
 	$(PYTEST)
 
+# Waiting threads sleep: two tests of two threads each on two cores would mostly spin.
 test-numbers: setup  ## the numerical tests with other last digits: CAPABILITY=default or avx2, THREADS=1 or 2
-	$(if $(CAPABILITY),ATEN_CPU_CAPABILITY=$(CAPABILITY)) ADAQN_TEST_THREADS=$(THREADS) \
+	$(if $(CAPABILITY),ATEN_CPU_CAPABILITY=$(CAPABILITY)) ADAQN_TEST_THREADS=$(THREADS) OMP_WAIT_POLICY=passive \
 		$(PYTEST) -q -m "not slow" $(NUMBERS)
 
 lint: setup

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from adaqn.experiments.cells import LinearRNN
-from adaqn.experiments.stepping import take_step
 from sklearn.datasets import load_breast_cancer
 from torch import Tensor, nn
 
 from adaqn import OLBFGS, RES, SQN, AdaQN, HessianProduct, Monitor, PairOptions, SdLBFGS
 from adaqn.baselines import KFAC, SFO, HessianFree
+from adaqn.experiments.problems.linear_recurrent import LinearRNN
+from adaqn.experiments.training.stepping import take_step
 
 Batch = tuple[Tensor, Tensor]
 

@@ -13,10 +13,10 @@ import statistics
 import time
 
 import torch
-from adaqn.experiments.config import RunConfig
-from adaqn.experiments.display import progress_bars
 
-from adaqn.experiments.training import Progress, Run
+from adaqn.experiments.commands.display import progress_bars
+from adaqn.experiments.training.config import RunConfig
+from adaqn.experiments.training.run import Progress, Run
 
 
 def main() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adaqn.core.checks import at_least_one, choose
+from adaqn.core.checks import at_least_one, choose, number
 from adaqn.parameters.flat import check_one_device
 from adaqn.parameters.loading import entries_by_parameter
 
@@ -77,8 +76,7 @@ class HessianFreeOptions:
 
 
 def in_range(name: str, value: Any, *, largest: float = math.inf) -> None:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} must be a number, got {value!r}")
+    number(name, value)
     if not (math.isfinite(value) and 0.0 <= float(value) <= largest):
         limit = "of at least 0" if largest == math.inf else f"from 0 to {largest:g}"
         raise ValueError(f"{name} must be a finite number {limit}, got {value}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from adaqn.baselines.kfac_layers import Block
-from adaqn.core.checks import at_least_one, choose, step_size
+from adaqn.core.checks import at_least_one, choose, number, step_size
 from adaqn.parameters.flat import trainable
 
 
@@ -80,11 +79,6 @@ def check_numbers(group: dict[str, Any]) -> None:
         raise ValueError("damping must be greater than 0, got 0: a factor of fewer examples than its width is singular")
     if group["momentum"] >= 1.0:
         raise ValueError(f"momentum must be less than 1, got {group['momentum']}")
-
-
-def number(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} must be a number, got {value!r}")
 
 
 def check_model(model: nn.Module, blocks: Sequence[Block], others: str) -> list[Tensor]:

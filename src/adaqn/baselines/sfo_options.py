@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from adaqn.core.checks import at_least_one, choose
+from adaqn.core.checks import at_least_one, choose, number
 from adaqn.parameters.flat import check_one_device
 
 DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
@@ -43,9 +43,7 @@ class SFOOptions:
             "min_kept",
         ):
             limit = {"max_condition": 1.0, "max_step_ratio": 1.0}.get(name, 0.0)
-            value = getattr(self, name)
-            if not isinstance(value, int | float):
-                raise TypeError(f"{name} must be a number, got {value!r}")
+            value = number(name, getattr(self, name))
             zero_is_fine = name in ("max_gradient_noise", "min_step", "min_kept")
             if not (math.isfinite(value) and (value > limit or (zero_is_fine and value == limit))):
                 bound = "of at least" if zero_is_fine else "above"

@@ -33,6 +33,19 @@ def whole(name: str, value: int, least: int) -> int:
     return value
 
 
+def number(name: str, value: Any) -> Any:
+    """A real number; True and False are none."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    return value
+
+
+def flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return value
+
+
 def step_size(name: str, value: Any) -> Any:
     """A finite number of at least 0, or a tensor that holds one.
 
@@ -41,8 +54,8 @@ def step_size(name: str, value: Any) -> Any:
     """
     if isinstance(value, Tensor) and value.numel() != 1:
         raise ValueError(f"{name} must be a single number, got a tensor of shape {tuple(value.shape)}")
-    if isinstance(value, bool) or not isinstance(value, Tensor | numbers.Real):
-        raise TypeError(f"{name} must be a number, got {value!r}")
+    if not isinstance(value, Tensor):
+        number(name, value)
     if not (math.isfinite(float(value)) and float(value) >= 0.0):
         raise ValueError(f"{name} must be a finite number of at least 0, got {value}")
     return value

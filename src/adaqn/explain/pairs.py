@@ -102,7 +102,9 @@ def _small(record: Record, skipped: list[CycleEvent]) -> tuple[str, str]:
         return what, f"a curvature_eps below {number(found)}"
     if s.curvature_test == "scale_free":
         found = middle([_cosine(cycle) for cycle in skipped]) or 0.0
-        more = f", or less noise in y: fisher_size above {s.fisher_size}" if s.fisher_size else ""
+        more = (
+            f", or less noise in y: pairs=PairOptions(fisher_size=...) above {s.fisher_size}" if s.fisher_size else ""
+        )
         return (
             f"the cosine between s and y is {number(found)} in the median, and eps asks for {eps}",
             f"pairs=PairOptions(eps=...) below {number(found)}{more}",

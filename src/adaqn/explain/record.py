@@ -23,9 +23,9 @@ from adaqn.optim.descent import trained
 from adaqn.optim.events import RECENT, CycleEvent, Stats
 from adaqn.optim.family import Common
 from adaqn.optim.layout import Size, size_of_state
+from adaqn.optim.making import flat_for
 from adaqn.optim.method import Method
 from adaqn.optim.removed import PLACES
-from adaqn.optim.state import flat_for
 
 if TYPE_CHECKING:
     from adaqn.optim.optimizer import QuasiNewton

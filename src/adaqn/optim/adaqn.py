@@ -49,7 +49,7 @@ class AdaQN(QuasiNewton):
     over the last ``fisher_size`` gradients: rejected if the monitored loss got worse, stored if
     :math:`s \cdot y > \epsilon\, s \cdot s`.
 
-    ``None`` means "not given" for every argument: the preset's value, or what is said below.
+    ``None``, where it is the default, means "not given": the preset's value, or what is said below.
 
     Args:
         params: parameters or param groups, which may have their own ``lr``, ``weight_decay`` and ``momentum``.
@@ -123,8 +123,6 @@ class AdaQN(QuasiNewton):
         p = preset_with(
             preset, pairs, reject, cycle_length=cycle_length, scaling=scaling, momentum=momentum, nesterov=nesterov
         )  # fmt: skip
-        if not isinstance(p.nesterov, bool):
-            raise TypeError(f"nesterov must be True or False, got {p.nesterov!r}")
         h0 = make_h0(p.scaling)
         length, bounds = make_cycle(p.cycle_length)
         method = Method(
@@ -144,7 +142,7 @@ class AdaQN(QuasiNewton):
             reset_scaling=given(p.reject.reset_scaling),
             on_nonfinite=on_nonfinite,
             maximize=maximize,
-            storage=storage or StorageOptions(),
+            storage=StorageOptions() if storage is None else storage,
             on_cycle=callbacks(on_cycle),
             process_group=process_group,
         )

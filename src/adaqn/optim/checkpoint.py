@@ -9,7 +9,6 @@ is left to torch (D27).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -18,15 +17,20 @@ from torch import Tensor
 from adaqn.optim.descent import Group, any_momentum
 from adaqn.optim.events import FORMAT, Counters
 from adaqn.optim.layout import number_names, tensor_layout, vector_layout
+from adaqn.optim.making import flat_for, new_state
 from adaqn.optim.method import Method
-from adaqn.optim.state import State, flat_for, new_state
+from adaqn.optim.state import State
 from adaqn.parameters.flat import FlatParameters
 from adaqn.parameters.loading import Entry, entries_by_parameter
 
-_COUNTERS = {field.name for field in fields(Counters)}
-_NAMES = {"format", "gram", "anchor", "window", "accepted", "keeps_accepted", "window_count", "fisher", "master"}
-_PREFIXES = ("pairs_", "scaling_", "curvature_", "momentum")
-_TORCHS = {"step", "exp_avg", "square_avg", "sum", "momentum_buffer", "prev", "n_iter"}
+_OWN = {
+    *(field.name for field in fields(Counters)),
+    *("format", "gram", "anchor", "window", "window_count", "accepted", "keeps_accepted", "fisher", "master"),
+    *("pairs_s", "pairs_y", "pairs_start", "pairs_size", "momentum", "momentum_step"),
+}
+_RESERVED = ("scaling_", "curvature_")
+"""What such a part keeps is saved by its own names behind these."""
+_TORCHS = {"exp_avg", "square_avg", "sum", "momentum_buffer", "prev", "n_iter"}
 """By one of these the state of an optimizer of torch's is known."""
 NEW_IN_2 = ("rejected_at", "cycle_length", "monitor_position")
 NEW_IN_4 = ("has_best", "best_loss", "best_error")
@@ -35,32 +39,23 @@ SIGNED = ("best_loss",)
 
 
 def is_own(name: Any) -> bool:
-    """Is that a name of ours in the state of a parameter?"""
-    return isinstance(name, str) and (name in _NAMES or name in _COUNTERS or name.startswith(_PREFIXES))
-
-
-def foreign_entries(state: Mapping[Any, Any]) -> dict[Any, Any]:
-    """What others have put there: whole entries by keys of their own, and beside ours in those of parameters."""
-    found = {}
-    for key, entry in state.items():
-        if isinstance(entry, dict):
-            theirs = {name: value for name, value in entry.items() if not is_own(name)}
-            if theirs or not entry:
-                found[key] = theirs
-        else:
-            found[key] = entry
-    return found
+    """Is that a name of ours in the saved state of a parameter?"""
+    return name in _OWN or (isinstance(name, str) and name.startswith(_RESERVED))
 
 
 def show(target: dict[Any, Any], state: State | None, *, saved: bool) -> None:
     """``optimizer.state`` ← our entries, as they are saved or as views to look at, beside those of others."""
-    foreign = foreign_entries(target)
-    target.clear()
-    target.update(foreign)
-    if state is not None:
-        entries = state.saved() if saved else state.shown()
-        for p, entry in zip(state.flat.params, entries, strict=True):
-            target[p] = {**entry, **foreign.get(p, {})}
+    if state is None:
+        return
+    ours = _OWN | state.part_names
+    for key, entry in list(target.items()):
+        if isinstance(key, Tensor):
+            target[key] = {name: value for name, value in entry.items() if name not in ours}
+            if not target[key]:
+                del target[key]
+    entries = state.saved() if saved else state.shown()
+    for p, entry in zip(state.flat.params, entries, strict=True):
+        target[p] = {**entry, **target.get(p, {})}
 
 
 def taken(
@@ -78,7 +73,18 @@ def taken(
         state = restored([params[i] for i in entries], list(entries.values()), method, momentum=momentum)
     usual = {"momentum": defaults["momentum"]} if "momentum" in defaults else {}
     with_momentum = [{**usual, **group} for group in saved_groups]
-    return state, {**saved, "param_groups": with_momentum, "state": foreign_entries(saved["state"])}
+    return state, {**saved, "param_groups": with_momentum, "state": _foreign(saved)}
+
+
+def _foreign(saved: dict[str, Any]) -> dict[Any, Any]:
+    """What others have put there: whole entries by keys of their own, and beside ours in those of parameters."""
+    parameters = {key for group in saved["param_groups"] for key in group["params"]}
+    found = {}
+    for key, entry in saved["state"].items():
+        theirs = {name: v for name, v in entry.items() if not is_own(name)} if key in parameters else entry
+        if theirs or key not in parameters:
+            found[key] = theirs
+    return found
 
 
 def saved_entries(state_dict: dict[str, Any], count: int) -> dict[int, Entry]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adaqn.core.checks import step_size
+from adaqn.core.checks import number, step_size
 from adaqn.core.direction import gram
 from adaqn.core.products import dots, size_of
 from adaqn.optim.state import State
@@ -42,8 +42,7 @@ def check_group(group: Group, defaults: Group) -> None:
 
 def check_momentum(beta: Any) -> float:
     """β, also as a scheduler has left it."""
-    if isinstance(beta, bool) or not isinstance(beta, int | float):
-        raise TypeError(f"momentum must be a number, got {beta!r}")
+    number("momentum", beta)
     if not 0.0 <= beta < 1.0:
         raise ValueError(f"momentum must lie in [0, 1), got {beta}: 0 is none, 0.9 is usual")
     return float(beta)

@@ -49,6 +49,7 @@ def method_of(name: str, common: Common, **parts: Any) -> Method:
     check_removed(name, {option: value for option, value in common.items() if option not in Common.__annotations__})
     if "direction" in common:
         parts.setdefault("direction", make_direction(common["direction"]))
+    storage = common.get("storage")
     return Method(
         judge=Judge(test=None, patience=3),
         guarded=True,
@@ -56,7 +57,7 @@ def method_of(name: str, common: Common, **parts: Any) -> Method:
         decay_steps=common.get("decay_steps"),
         on_nonfinite=common.get("on_nonfinite", "skip"),
         maximize=common.get("maximize", False),
-        storage=common.get("storage") or StorageOptions(),
+        storage=StorageOptions() if storage is None else storage,
         on_cycle=callbacks(common.get("on_cycle")),
         process_group=common.get("process_group"),
         **parts,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import math
-import numbers
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from adaqn.core.acceptance import FactorTest, PairedTest, RejectTest, RelativeTest
-from adaqn.core.checks import at_least_one, choose, whole
+from adaqn.core.checks import at_least_one, choose, flag, number, whole
 from adaqn.core.curvature import AccumulatedFisher, Curvature
 from adaqn.core.cycle import START
 from adaqn.core.direction import Direction, gram, two_loop
@@ -82,6 +81,7 @@ class Method:
             ("anchor_patience", self.anchor_patience),
         ):
             whole(name, value, 0)
+        number("the pairs' eps", self.curvature_eps)
         if not (math.isfinite(self.curvature_eps) and self.curvature_eps >= 0.0):
             raise ValueError(f"the pairs' eps must be a finite number of at least 0, got {self.curvature_eps}")
         if self.decay_steps is not None and not (math.isfinite(self.decay_steps) and self.decay_steps > 0.0):
@@ -97,6 +97,10 @@ class Method:
                 raise TypeError(f"{name} must be a name or a function, got {part!r}")
         if not isinstance(self.storage, StorageOptions):
             raise TypeError(f"storage must be an adaqn.StorageOptions, got {self.storage!r}")
+        for name in ("reset_momentum", "reset_scaling", "maximize", "nesterov"):
+            flag(name, getattr(self, name))
+        for name in ("master_weights", "shard_history"):
+            flag(name, getattr(self.storage, name))
         for name in ("history_dtype", "fisher_dtype"):
             dtype = getattr(self.storage, name)
             if dtype is not None and dtype not in HISTORY_DTYPES:
@@ -109,7 +113,7 @@ class Method:
 
 def make_judge(reject: RejectOptions) -> Judge:
     """From complete options: ``"relative"`` is an alias of ``"factor"`` (D12)."""
-    factor, level, test = given(reject.factor), given(reject.level), reject.test
+    factor, level, test = number("factor", given(reject.factor)), number("level", given(reject.level)), reject.test
     if isinstance(test, str):
         tests: dict[str, Callable[[], RejectTest | None]] = {
             "factor": lambda: FactorTest(factor),
@@ -159,8 +163,7 @@ def make_cycle(length: int | str | tuple[int, int]) -> tuple[int, tuple[int, int
 
 def make_damping(share: float, scaling: Scaling, *, asked: bool) -> TowardsH0 | None:
     """None for 0. What a preset says is left out where H0 has no inverse; asked for, that is an error."""
-    if isinstance(share, bool) or not isinstance(share, numbers.Real):
-        raise TypeError(f"damping must be a number, got {share!r}")
+    number("damping", share)
     if share == 0.0:
         return None
     if not scaling.has_inverse():

@@ -36,10 +36,11 @@ from adaqn.optim.descent import Group, StepSizes, any_momentum, check_group, che
 from adaqn.optim.events import RECENT, UNSTORED_WARNING, Counters, CycleEvent, Notices, Stats, warn
 from adaqn.optim.judge import Losses
 from adaqn.optim.layout import size_of_state
+from adaqn.optim.making import flat_for, moved, new_state
 from adaqn.optim.method import Method
 from adaqn.optim.monitor import RotatingMonitor
 from adaqn.optim.removed import attribute_error
-from adaqn.optim.state import State, flat_for, moved, new_state
+from adaqn.optim.state import State
 from adaqn.optim.warm_start import check_source, fill_scaling, source_states
 from adaqn.optim.watch import MonitorFunction, Watch
 from adaqn.parameters.flat import check_one_device

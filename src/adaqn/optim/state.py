@@ -16,12 +16,11 @@ from torch import Tensor
 from adaqn.core.acceptance import SMALLEST_MULTIPLIER
 from adaqn.core.history import Average, Pairs
 from adaqn.core.momentum import Momentum
-from adaqn.optim.curvatures import ModelCurvature
 from adaqn.optim.events import FORMAT, Counters
 from adaqn.optim.layout import tensor_buffer, tensor_layout, tensors_by_parameter, vector_layout
 from adaqn.optim.method import Method, Parts
 from adaqn.parameters.flat import FlatParameters
-from adaqn.parameters.sharded import FlatSlices, WholeH0, check_parts, flat_parameters
+from adaqn.parameters.sharded import FlatSlices, WholeH0
 
 
 class Scratch:
@@ -206,6 +205,13 @@ class State:
 
     # ------------------------------------------------------------------ saving
 
+    @property
+    def part_names(self) -> set[str]:
+        """By which names what the scaling and the curvature keep is saved."""
+        of_scaling = (*self.scaling.vector_names, *self.scaling.number_names)
+        of_curvature = {f"curvature_{name}" for name in self.curvature.number_names}
+        return {f"scaling_{name}" for name in of_scaling} | of_curvature | set(self.tensor_plan)
+
     def per_parameter(self) -> list[dict[str, Any]]:
         """The tensors of each parameter's state: views of the flat buffers, and the shared gram."""
         tensors = tensors_by_parameter(self.buffers, self.tensor_plan, len(self.flat.params))
@@ -273,50 +279,6 @@ class State:
             self.scaling.load_numbers(index, without_prefix("scaling_", entry))
             if self.momentum is not None:
                 self.momentum.steps[index] = int(entry["momentum_step"])
-
-
-def flat_for(method: Method, params: list[Tensor]) -> FlatParameters:
-    """The vector of these parameters, as they lie on the processes at work now."""
-    flat = flat_parameters(params, method.process_group, shard_history=method.storage.shard_history)
-    check_parts(flat, method.scaling, method.curvature, method.storage.fisher_device)
-    return flat
-
-
-def new_state(method: Method, flat: FlatParameters, *, momentum: bool) -> State:
-    """For parameters of which nothing is known yet."""
-    parts = method.parts()
-    if isinstance(parts.curvature, ModelCurvature):
-        parts.curvature.attach(flat)
-    return State(flat, method, parts, momentum=momentum)
-
-
-def moved(old: State, params: list[Tensor]) -> State:
-    """A state for other parameters in mid-training, in the place of the old one.
-
-    H0's accumulators and the wide weights of the parameters that stay are carried over; the history starts anew.
-    """
-    flat = flat_for(old.method, params)
-    if isinstance(old.curvature, ModelCurvature):
-        old.curvature.attach(flat)
-    scaling = old.scaling  # one object for both: making the new state gives it new tensors
-    numbers = [scaling.numbers(i) for i in range(len(old.flat.params))]
-    vectors, tensors = dict(scaling.vectors), list(scaling.tensors)
-    new = State(flat, old.method, old.parts, momentum=old.momentum is not None, counters=old.counters)
-    before = {id(p): i for i, p in enumerate(old.flat.params)}
-    for i, p in enumerate(flat.params):
-        j = before.get(id(p))
-        if j is None or flat.shapes[i] != old.flat.shapes[j]:
-            continue
-        scaling.load_numbers(i, numbers[j])
-        for name, vector in vectors.items():
-            new.h0_flat.views(scaling.vectors[name])[i].copy_(old.h0_flat.views(vector)[j])
-        for name, tensor in tensors[j].items():
-            scaling.tensors[i][name].copy_(tensor)
-        if old.master is not None and new.master is not None:
-            flat.views(new.master)[i].copy_(old.flat.views(old.master)[j])
-    if new.master is not None:
-        new.anchor.copy_(new.master)
-    return new
 
 
 def without_prefix(prefix: str, entry: dict[str, Any]) -> dict[str, Any]:

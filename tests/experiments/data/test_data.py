@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaqn.experiments.data import files
-from adaqn.experiments.data.digits import load_digits
-from adaqn.experiments.data.idx import read_idx
+from adaqn.experiments.data.digits import load_digits, read_idx
 from adaqn.experiments.data.text import character_corpus, sequences, word_corpus
 from adaqn.experiments.errors import UserError
 

@@ -1,6 +1,5 @@
 """The report: its data, and the page in a real browser."""
 
-import importlib.util
 import json
 import math
 import shlex
@@ -18,9 +17,8 @@ from adaqn.experiments.errors import UserError
 from adaqn.experiments.results.report import as_script_data, collect, report_data, write_report
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.folder import CONFIG, METRICS, RESULT
-from adaqn.experiments.training.options import resolved
+from adaqn.experiments.training.options import command, resolved
 from adaqn.experiments.training.parallel import run_one
-from adaqn.experiments.training.repeat import command
 from adaqn.experiments.training.run import Run
 
 ARGUMENTS = [
@@ -175,31 +173,12 @@ def test_a_loss_that_is_not_finite_is_null_in_the_page(root, tmp_path):
 # ---------------------------------------------------------------------- in a browser
 
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-MISSING = [
-    *([] if CHROMIUM else ["chromium (apt-get install chromium)"]),
-    *([] if importlib.util.find_spec("playwright") else ["playwright (pip install playwright)"]),
-]
-
-
-def in_browser(test):
-    """Without a browser all these tests are skipped in one place, so that pytest tells it in one line."""
-
-    def left_out():
-        pytest.skip(
-            "LEFT OUT: the report's charts, filters and layout were not tested in a browser, for want of "
-            + " and ".join(MISSING)
-        )
-
-    return left_out if MISSING else test
-
-
 @pytest.fixture(scope="module")
-def browser():
+def browser(chromium):
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        browser = playwright.chromium.launch(executable_path=chromium, args=ARGUMENTS)
         yield browser
         browser.close()
 
@@ -245,7 +224,6 @@ def rows(page):
     return page.locator("#table tbody:visible")
 
 
-@in_browser
 def test_the_charts_are_drawn(page):
     assert page.locator(".panel:visible").count() == 3
     assert traces(page, "Test loss by epoch").count() == 5 + 2  # one group has two seeds, and so a band's edges
@@ -257,7 +235,6 @@ def test_the_charts_are_drawn(page):
     assert "killed" in page.locator("#others").inner_text()
 
 
-@in_browser
 def test_filters_hide_and_show_rows_and_traces(page):
     adam, language, mlp = (page.get_by_role("checkbox", name=name, exact=True) for name in ("Adam", "char-lm", "mlp"))
     adam.uncheck()
@@ -275,7 +252,6 @@ def test_filters_hide_and_show_rows_and_traces(page):
     assert traces(page, "Test loss by epoch").count() == 5 + 2
 
 
-@in_browser
 def test_a_column_sorts_both_ways(page):
     def losses():
         return [float(text) for text in page.locator("#table tbody tr:first-child td:nth-child(7)").all_inner_texts()]
@@ -288,7 +264,6 @@ def test_a_column_sorts_both_ways(page):
     assert losses() == sorted(losses(), reverse=True)
 
 
-@in_browser
 def test_a_name_with_a_script_in_it_stays_text(page):
     assert page.locator(".panel h2").filter(has_text=EVIL).count() == 1
     assert page.locator("#table td.wide").filter(has_text=EVIL).count() == 1
@@ -296,7 +271,6 @@ def test_a_name_with_a_script_in_it_stays_text(page):
     assert page.locator("script").count() == 3  # the data, plotly, the page's own
 
 
-@in_browser
 def test_the_page_does_not_scroll_sideways(page):
     assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
     scroll = page.locator(".scroll")
@@ -304,7 +278,6 @@ def test_the_page_does_not_scroll_sideways(page):
         assert scroll.evaluate("e => e.scrollWidth > e.clientWidth")
 
 
-@in_browser
 def test_the_command_on_the_page_is_the_command(page, data):
     shown = page.locator("#table code").all_text_contents()
     assert sorted(shown) == sorted(group["command"] for panel in data["panels"] for group in panel["groups"])

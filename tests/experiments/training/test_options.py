@@ -7,8 +7,7 @@ import pytest
 from adaqn import PRESETS
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.training.config import RunConfig
-from adaqn.experiments.training.options import resolved
-from adaqn.experiments.training.repeat import command
+from adaqn.experiments.training.options import command, resolved
 from adaqn.experiments.training.run import Run
 
 SMALL = RunConfig(layers=1, hidden=12, limit=12_000, steps=12, batch_size=8, length=20, evaluations=20, lr=0.01)
@@ -59,8 +58,8 @@ def test_a_preset_is_written_out_so_that_its_run_is_known_when_presets_change():
 
 def test_a_scaling_with_options_of_its_own():
     run = Run(replace(SMALL, options={"scaling": {"name": "kronecker", "refresh": 7}}))
-    assert run.optimizer.options.scaling.refresh == 7
     run.advance()
+    assert run.optimizer.scaling.refresh == 7
     for asked, message in (({"name": "soap"}, "must name one of"), ({"name": "adam", "refresh": 3}, "adam: .*refresh")):
         with pytest.raises(UserError, match=message):
             Run(replace(SMALL, options={"scaling": asked}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ from adaqn.experiments.training.folder import CONFIG, CYCLES, RESULT, kept_cycle
 from adaqn.experiments.training.storage import json_text
 from adaqn.explain.explanation import Explanation
 from adaqn.explain.explanation import explain as explanation_of
+from adaqn.optim.removed import PLACES
 
 
 def explain(
@@ -26,9 +28,24 @@ def explain(
     if as_json:
         print(json_text({**about, **found.as_dict()}, indent=2))
         return
-    print(f"{folder}: {about['state']}\n{found}")
+    print(in_flat_names(f"{folder}: {about['state']}\n{found}"))
     if not found.is_well:
-        print("(in the laboratory: --lr, --monitor-size for the monitoring set, --option name=value for the others)")
+        print("(in the laboratory: --lr, --monitor-size for the monitoring set, --option name=value for all else)")
+
+
+def in_flat_names(text: str) -> str:
+    """Advice for a constructor as advice for the command line.
+
+    >>> in_flat_names('use pairs=PairOptions(test="positive", eps=0.1)')
+    'use --option curvature_test="positive" --option curvature_eps=0.1'
+    """
+    flat = {place: name for name, place in PLACES.items()}
+
+    def options(found: re.Match[str]) -> str:
+        fields = (field.partition("=") for field in found[2].split(", "))
+        return " ".join(f"--option {flat.get((found[1], name), name)}={value}" for name, _, value in fields)
+
+    return re.sub(r"\b(pairs|reject|storage)=(?:adaqn\.)?\w+\(([^()]+)\)", options, text)
 
 
 def explain_run(folder: Path) -> tuple[dict[str, Any], Explanation]:

@@ -15,9 +15,8 @@ from adaqn.experiments.errors import UserError
 from adaqn.experiments.optimizers import TABLE
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.folder import CONFIG, folder_name, stored_config
-from adaqn.experiments.training.options import resolved
+from adaqn.experiments.training.options import parse_options, resolved
 from adaqn.experiments.training.parallel import run_one
-from adaqn.experiments.training.repeat import parse_options
 from adaqn.experiments.training.storage import json_text
 from adaqn.experiments.training.team import restarts, team
 

@@ -10,8 +10,7 @@ from typing import Any
 from adaqn.experiments.comparison.panels import Curve
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.folder import Finished
-from adaqn.experiments.training.options import own_options
-from adaqn.experiments.training.repeat import command
+from adaqn.experiments.training.options import command, own_options
 
 VERDICTS = ("stored", "skipped", "rejected")
 

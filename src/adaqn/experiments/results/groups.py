@@ -13,8 +13,7 @@ from adaqn.experiments.comparison.summary import VERDICTS, over_seeds, spread
 from adaqn.experiments.optimizers import TABLE
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.folder import Finished
-from adaqn.experiments.training.options import own_options
-from adaqn.experiments.training.repeat import NAMED, command
+from adaqn.experiments.training.options import NAMED, command, own_options
 
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 

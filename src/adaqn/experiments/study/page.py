@@ -11,7 +11,7 @@ from adaqn.experiments.comparison import plots
 from adaqn.experiments.comparison.summary import over_seeds
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.study.summary import YARDSTICK, Line, mean_text, range_text
-from adaqn.experiments.training.repeat import command
+from adaqn.experiments.training.options import command
 from adaqn.experiments.training.storage import write_atomically
 
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"

@@ -1,0 +1,55 @@
+"""A state is made: for parameters of which nothing is known, or for others in mid-training."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from adaqn.optim.curvatures import ModelCurvature
+from adaqn.optim.method import Method
+from adaqn.optim.state import State
+from adaqn.parameters.flat import FlatParameters
+from adaqn.parameters.sharded import check_parts, flat_parameters
+
+
+def flat_for(method: Method, params: list[Tensor]) -> FlatParameters:
+    """The vector of these parameters, as they lie on the processes at work now."""
+    flat = flat_parameters(params, method.process_group, shard_history=method.storage.shard_history)
+    check_parts(flat, method.scaling, method.curvature, method.storage.fisher_device)
+    return flat
+
+
+def new_state(method: Method, flat: FlatParameters, *, momentum: bool) -> State:
+    """For parameters of which nothing is known yet."""
+    parts = method.parts()
+    if isinstance(parts.curvature, ModelCurvature):
+        parts.curvature.attach(flat)
+    return State(flat, method, parts, momentum=momentum)
+
+
+def moved(old: State, params: list[Tensor]) -> State:
+    """A state for other parameters in mid-training, in the place of the old one.
+
+    H0's accumulators and the wide weights of the parameters that stay are carried over; the history starts anew.
+    """
+    flat = flat_for(old.method, params)
+    if isinstance(old.curvature, ModelCurvature):
+        old.curvature.attach(flat)
+    scaling = old.scaling  # one object for both: making the new state gives it new tensors
+    numbers = [scaling.numbers(i) for i in range(len(old.flat.params))]
+    vectors, tensors = dict(scaling.vectors), list(scaling.tensors)
+    new = State(flat, old.method, old.parts, momentum=old.momentum is not None, counters=old.counters)
+    before = {id(p): i for i, p in enumerate(old.flat.params)}
+    for i, p in enumerate(flat.params):
+        j = before.get(id(p))
+        if j is None or flat.shapes[i] != old.flat.shapes[j]:
+            continue
+        scaling.load_numbers(i, numbers[j])
+        for name, vector in vectors.items():
+            new.h0_flat.views(scaling.vectors[name])[i].copy_(old.h0_flat.views(vector)[j])
+        for name, tensor in tensors[j].items():
+            scaling.tensors[i][name].copy_(tensor)
+        if old.master is not None and new.master is not None:
+            flat.views(new.master)[i].copy_(old.flat.views(old.master)[j])
+    if new.master is not None:
+        new.anchor.copy_(new.master)
+    return new
