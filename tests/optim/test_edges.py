@@ -328,6 +328,8 @@ def test_a_shuffling_loader_does_not_disturb_the_random_state():
         ({"on_cycle": 5}, TypeError),
         ({"pairs": 5}, TypeError),
         ({"storage": torch.bfloat16}, TypeError),
+        ({"storage": 0}, TypeError),
+        ({"maximize": "yes"}, TypeError),
         ({"reject": 7}, TypeError),
         ({"lr": "fast"}, TypeError),
         ({"momentum": "0.9"}, TypeError),

@@ -57,6 +57,24 @@ def test_what_others_put_into_the_state_is_saved_and_comes_back(when):
     assert again["epoch"] == 7
 
 
+@pytest.mark.parametrize("note", ["step", "momentum_mine", "pairs_seen", "window_size"])
+def test_notes_with_names_like_ours_are_kept(note):
+    """Also under a key of one's own, where every name is free, and before the first step."""
+    problem = NoisyValley()
+    model, resumed = Vector(problem.w0), Vector(problem.w0)
+    opt, other = (quiet(m.parameters(), cycle_length=3, pairs=SMALL) for m in (model, resumed))
+    opt.state[model.pieces[1]][note] = 5
+    opt.state["log"] = {"steps": 3, "cycles": [1, 2], note: "mine"}
+    for steps in (0, 7):
+        if steps:
+            run(opt, model, problem, range(steps))
+        other.load_state_dict(through_a_file(opt.state_dict()))
+        for held, m in ((opt, model), (other, resumed)):
+            assert held.state[m.pieces[1]][note] == 5
+            assert held.state["log"] == {"steps": 3, "cycles": [1, 2], note: "mine"}
+        assert other.stats == opt.stats
+
+
 def test_what_others_put_into_the_state_survives_a_copy():
     problem = NoisyValley()
     model = Vector(problem.w0)
