@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from adaqn import OLBFGS, SQN, AdaQN, HessianProduct, Monitor, SdLBFGS
 from adaqn.baselines import SFO, HessianFree
-from adaqn.experiments.stepping import take_step
+from adaqn.experiments.training.stepping import take_step
 
 matplotlib.use("Agg")
 from matplotlib import pyplot

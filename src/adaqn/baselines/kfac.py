@@ -39,8 +39,9 @@ class KFAC(Optimizer):
 
     The loop is the ordinary one: zero_grad, forward, backward, step. Hooks see the model's forward passes in training
     mode with gradients on, and no others. Recurrent layers must call ``nn.Linear`` at every step, as ``LinearRNN`` and
-    ``LinearLSTM`` of ``adaqn.experiments.cells`` do: ``nn.RNN`` hides its inputs. All calls of a layer in one backward
-    pass are positions of the same examples; the first dimension of what a layer gets must be the batch.
+    ``LinearLSTM`` of ``adaqn.experiments.problems.linear_recurrent`` do: ``nn.RNN`` hides its inputs. All calls of a
+    layer in one backward pass are positions of the same examples; the first dimension of what a layer gets must be the
+    batch.
 
     Scale: A ⊗ G estimates the curvature of the loss that was differentiated. If that is a mean over the batch, each
     gradient carries 1/M for M = batch · ``terms_per_example`` loss terms, and G is M times the sum of their products;

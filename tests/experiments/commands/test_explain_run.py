@@ -14,6 +14,7 @@ from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.folder import CONFIG, CYCLES, kept_cycles
 from adaqn.experiments.training.parallel import run_one
 from adaqn.experiments.training.run import Run
+from inside import recent
 
 SMALL = RunConfig(layers=1, hidden=12, limit=12_000, steps=60, batch_size=8, length=20, evaluations=5, lr=0.01)
 
@@ -83,11 +84,11 @@ def test_cycles_after_the_checkpoint_are_forgotten_and_made_again(tmp_path):
     assert len(kept_cycles(tmp_path).cycles) == 8
     resumed = Run(SMALL, tmp_path)
     resumed.resume()
-    assert [cycle.cycle for cycle in resumed.optimizer._recent] == [1, 2, 3, 4]
+    assert [cycle.cycle for cycle in recent(resumed.optimizer)] == [1, 2, 3, 4]
     (tmp_path / CYCLES).write_text("{}", encoding="utf-8")
     resumed = Run(SMALL, tmp_path)
     resumed.resume()  # a file that cannot be read is no reason not to go on
-    assert not resumed.optimizer._recent
+    assert not recent(resumed.optimizer)
 
 
 def test_a_run_at_its_very_beginning(tmp_path):
