@@ -103,3 +103,19 @@ def test_the_messages_on_the_troubleshooting_page_are_those_of_the_code():
     assert len(quoted) >= 5
     for piece in (piece.strip(" .:") for message in quoted for piece in message.split("...")):
         assert any(piece in message for message in said), piece
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_tests_that_a_page_names_are_there(page):
+    """A decision is held by a test: by its name, which must not go stale."""
+    quoted = re.findall(r"`((?:tests/|test_)[^`\s]*)`", page.read_text(encoding="utf-8"))
+    everywhere = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "tests").rglob("test_*.py"))
+    for name in quoted:
+        found = (ROOT / name).exists() if name.startswith("tests/") else f"def {name}(" in everywhere
+        assert found, name
+
+
+def test_every_decision_has_a_test():
+    _, *decisions = re.split(r"^## (?=D\d+ )", (ROOT / "docs" / "decisions.md").read_text(encoding="utf-8"), flags=re.M)
+    assert len(decisions) >= 27
+    assert [text.splitlines()[0] for text in decisions if not re.search(r"`(tests/|test_)", text)] == []
