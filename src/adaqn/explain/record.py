@@ -136,7 +136,7 @@ def record_of(optimizer: QuasiNewton) -> Record:
 
 def settings_of(optimizer: QuasiNewton) -> Settings:
     m, state = optimizer._method, optimizer._state
-    params, _ = trained(optimizer.param_groups)
+    params, _ = trained(optimizer.param_groups, state)
     flat = state.flat if state is not None else flat_for(m, params) if params else None
     narrow = replace(m, storage=replace(m.storage, history_dtype=torch.bfloat16, fisher_dtype=torch.bfloat16))
     decay = 1.0 if state is None else state.decay

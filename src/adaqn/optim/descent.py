@@ -58,9 +58,15 @@ def check_scheduled(groups: Iterable[Group]) -> None:
             check_momentum(group["momentum"])
 
 
-def trained(groups: Iterable[Group]) -> tuple[list[Tensor], list[Group]]:
+def trained(groups: Iterable[Group], state: State | None) -> tuple[list[Tensor], list[Group]]:
     """The parameters that require a gradient or have one (D26), and the group of each."""
-    found = [(p, group) for group in groups for p in group["params"] if p.requires_grad or p.grad is not None]
+    staying = () if state is None else state.frozen
+    found = [
+        (p, group)
+        for group in groups
+        for p in group["params"]
+        if p.requires_grad or p.grad is not None or id(p) in staying
+    ]
     return [p for p, _ in found], [group for _, group in found]
 
 

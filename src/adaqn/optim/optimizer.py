@@ -97,7 +97,7 @@ class QuasiNewton(Optimizer):
         """One step from the gradients in ``.grad``; a closure, if given, is run first."""
         self._refuse_while_averaging("step()")
         loss, rerun = self._evaluate(closure)
-        params, groups = trained(self.param_groups)
+        params, groups = trained(self.param_groups, self._state)
         if all(p.grad is None for p in params):
             self._note_no_gradient(params)
             return loss
@@ -271,7 +271,7 @@ class QuasiNewton(Optimizer):
 
     def state_size(self) -> int:
         """Bytes of history and work space of this process, known before the first step."""
-        params, _ = trained(self.param_groups)
+        params, _ = trained(self.param_groups, self._state)
         if self._state is None and not params:
             return 0
         flat = self._state.flat if self._state is not None else flat_for(self._method, params)
@@ -358,7 +358,7 @@ class QuasiNewton(Optimizer):
         check_source(source, self._method.scaling)
         everything = self._parameters()
         states = dict(zip(map(id, everything), source_states(source, everything), strict=True))
-        params, _ = trained(self.param_groups)
+        params, _ = trained(self.param_groups, self._state)
         if not params:
             raise ValueError("no parameter requires a gradient: unfreeze what should be trained first")
         state = self._state_of(params)

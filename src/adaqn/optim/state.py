@@ -53,6 +53,8 @@ class State:
         self.scaling, self.curvature = parts.scaling, parts.curvature
         self.momentum: Momentum | None = None
         self.counters = counters or Counters()
+        self.frozen = {id(p) for p in flat.params if not p.requires_grad and p.grad is not None}
+        """Parameters with a gradient set by hand: they stay here, with one or without (D26)."""
         self.h0_flat = flat.for_scaling(self.scaling)
         self.buffers = {
             name: self.flat_of(name).new(*rows, dtype=dtype, device=device)
