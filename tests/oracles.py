@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from adaqn import OLBFGS, RES, AdaQN, Kronecker, PairOptions, QuasiNewton, Scaling, SdLBFGS
+from adaqn import AdaQN, Kronecker, PairOptions, QuasiNewton, Scaling
 from adaqn.core.eigenbasis import matrix_shape
 from adaqn.core.history import Pairs
 
@@ -99,7 +99,7 @@ def quiet(params, **options) -> AdaQN:
 
 def take_step(opt: QuasiNewton, fill: Callable[[], None]) -> None:
     """One step of a method that may compare gradients; ``fill`` sets them at the point where the weights are."""
-    if isinstance(opt, OLBFGS | RES | SdLBFGS):
+    if "closure" in type(opt).needs:
         opt.step(fill)
     else:
         fill()

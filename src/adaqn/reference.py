@@ -15,7 +15,7 @@ F̃, S, Y        ``F``, ``S``, ``Y``: lists of vectors, oldest first
 f_M            ``monitor``
 =============  ===================================================================
 
-D1 to D14 are the decisions where the paper is silent or its pseudo-code is wrong; they are argued
+D1 to D14 and D24 are decisions where the paper is silent or its pseudo-code is wrong; they are argued
 in ``docs/decisions.md``. D10 concerns RES and SDBFGS, which are not in this file.
 """
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -14,13 +16,20 @@ from adaqn.core.products import round_to
 from adaqn.optim.judge import Verdict
 from adaqn.optim.state import State
 
-Products = tuple[float | None, float | None, float | None]
-"""s·s, s·y and y·y."""
-NO_PAIR: Products = (None, None, None)
+
+class Products(NamedTuple):
+    """s·s, s·y and y·y; ``None`` where no pair was formed."""
+
+    ss: float | None = None
+    sy: float | None = None
+    yy: float | None = None
+
+
+NO_PAIR = Products()
 
 
 def curvature_along(state: State, s: Tensor, candidate: Tensor) -> Tensor:
-    """y, in the memory of the window's sum, which is spent; put back if the user's model raises."""
+    """y, written over the cycle's sum, which is no longer needed; put back if the user's model raises."""
     average, curvature, processes = state.average, state.curvature, state.flat.processes
     try:
         if curvature.needs_model:
@@ -30,7 +39,7 @@ def curvature_along(state: State, s: Tensor, candidate: Tensor) -> Tensor:
         else:
             y = curvature.product(s, candidate, out=average.total)
     except BaseException:
-        if state.method.pairs_from_start:
+        if state.method.pair_every_step:
             average.clear()  # the next step has an anchor of its own
         else:
             torch.mul(candidate, average.count, out=average.total)
@@ -47,14 +56,14 @@ def offer(state: State, s: Tensor, y: Tensor) -> tuple[Outcome, Products]:
         round_to(rows.dtype, vector)  # what is stored is what must pass the test
     ss, sy, yy = products_of(s, y, settle)
     if not (is_usable(sy, yy) and method.curvature_test(ss, sy, yy, method.curvature_eps)):  # D14
-        return Outcome.SKIPPED, (ss, sy, yy)
+        return Outcome.SKIPPED, Products(ss, sy, yy)
     state.pairs.push(s, y)  # l. 20
     state.scaling.on_stored(sy, yy)
-    return Outcome.STORED, (ss, sy, yy)
+    return Outcome.STORED, Products(ss, sy, yy)
 
 
-def move_on(state: State, verdict: Verdict, outcome: Outcome, candidate: Tensor) -> bool:
-    """L. 21 and 24: the candidate is kept; does it become the anchor? Not where its pair was skipped (D6)."""
+def accept(state: State, verdict: Verdict, outcome: Outcome, candidate: Tensor) -> bool:
+    """L. 21 and 24: the cycle is kept; does its average become the anchor? Not if its pair was skipped (D6)."""
     c = state.counters
     verdict.apply_to(c)
     c.started = 1
@@ -62,7 +71,7 @@ def move_on(state: State, verdict: Verdict, outcome: Outcome, candidate: Tensor)
     c.skips_in_row = c.skips_in_row + 1 if outcome is Outcome.SKIPPED else 0
     if state.accepted is not None:
         state.accepted.copy_(candidate)
-    if c.skips_in_row not in (0, state.method.anchor_patience):
+    if outcome is Outcome.SKIPPED and c.skips_in_row != state.method.anchor_patience:
         return False
     state.anchor.copy_(candidate)
     c.skips_in_row = 0

@@ -110,7 +110,7 @@ def _same(a: float | Tensor, b: float | Tensor) -> bool:
     return a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b)
 
 
-def look(state: State, sizes: StepSizes, present: list[int]) -> tuple[float, Tensor | None]:
+def measure(state: State, sizes: StepSizes, present: list[int]) -> tuple[float, Tensor | None]:
     """(The size of the gradient, the one read per step from the device; and S·g where it came with it).
 
     With a vector in parts both are sums over the processes, and travel together (D19). The gradient that

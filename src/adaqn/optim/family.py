@@ -1,4 +1,4 @@
-"""The stochastic quasi-Newton methods that the paper names: each a choice of the parts that AdaQN uses."""
+"""The other stochastic quasi-Newton methods, those that the paper names among them: choices of AdaQN's parts."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class OLBFGS(QuasiNewton):
             raise ValueError(f"regularisation must be at least 0, got {regularisation}")
         method = method_of(
             "OLBFGS", common,
-            cycle_length=1, pairs_from_start=True, memory_size=memory_size, curvature=gradient_difference(common),
+            cycle_length=1, pair_every_step=True, memory_size=memory_size, curvature=gradient_difference(common),
             repair=Shift(regularisation), curvature_test=positive,
             scaling=MeanBarzilaiBorwein(memory_size, initial_scaling),
         )  # fmt: skip
@@ -176,7 +176,7 @@ class RES(QuasiNewton):
             raise TypeError("RES has a direction of its own: leave out direction")
         method = method_of(
             "RES", common,
-            cycle_length=1, pairs_from_start=True, memory_size=memory_size, curvature=gradient_difference(common),
+            cycle_length=1, pair_every_step=True, memory_size=memory_size, curvature=gradient_difference(common),
             repair=Shift(-delta), curvature_test=absolute, curvature_eps=curvature_eps,
             scaling=BarzilaiBorwein(initial_scaling), direction=Regularised(delta, gamma),
         )  # fmt: skip
@@ -224,7 +224,7 @@ class SdLBFGS(QuasiNewton):
     ) -> None:
         method = method_of(
             "SdLBFGS", common,
-            cycle_length=1, pairs_from_start=True, memory_size=memory_size, curvature=gradient_difference(common),
+            cycle_length=1, pair_every_step=True, memory_size=memory_size, curvature=gradient_difference(common),
             repair=Damping(), curvature_test=positive, scaling=BoundedBarzilaiBorwein(delta, initial_scaling),
         )  # fmt: skip
         super().__init__(params, method, lr=lr, weight_decay=common.get("weight_decay", 0.0))

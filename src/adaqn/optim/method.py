@@ -55,8 +55,8 @@ class Method:
     direction: Direction = gram
     nesterov: bool = False
     repair: Repair | None = None
-    pairs_from_start: bool = False
-    """Is the point before the first step an anchor like any other? Not where anchors are averages (D1)."""
+    pair_every_step: bool = False
+    """Is every step a cycle, with the point before it as anchor? Otherwise anchors are averages (D1)."""
     decay_steps: float | None = None
     """Multiply the step size by τ/(τ + steps), with this τ."""
     guarded: bool = False
@@ -75,6 +75,8 @@ class Method:
     def __post_init__(self) -> None:
         at_least_one("cycle_length", self.cycle_length)
         at_least_one("memory_size", self.memory_size)
+        if self.pair_every_step and self.cycle_length != 1:
+            raise ValueError(f"a pair from every step needs cycle_length=1, got {self.cycle_length}")
         for name, value in (
             ("window", self.judge.window),
             ("patience", self.judge.patience),

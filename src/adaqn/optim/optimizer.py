@@ -26,13 +26,13 @@ from adaqn.optim.curvatures import GradientDifference, ModelCurvature, Rerun
 from adaqn.optim.cycle_end import (
     NO_PAIR,
     Products,
+    accept,
     adapt_cycle_length,
     curvature_along,
-    move_on,
     offer,
     return_to_anchor,
 )
-from adaqn.optim.descent import Group, StepSizes, any_momentum, check_group, check_scheduled, descend, look, trained
+from adaqn.optim.descent import Group, StepSizes, any_momentum, check_group, check_scheduled, descend, measure, trained
 from adaqn.optim.events import RECENT, UNSTORED_WARNING, Counters, CycleEvent, Notices, Stats, warn
 from adaqn.optim.judge import Losses
 from adaqn.optim.layout import size_of_state
@@ -91,57 +91,58 @@ class QuasiNewton(Optimizer):
     def step(self, closure: None = None) -> None: ...
     @overload
     def step(self, closure: Callable[[], T]) -> T: ...
-    @_disable_dynamo  # inside of something compiled it runs as it is: cycles end by numbers, not by shapes
+    @_disable_dynamo  # never compiled: the end of a cycle depends on a Python counter
     @torch.no_grad()
     def step(self, closure: Callable[[], T] | None = None) -> T | None:
-        """One step from the gradients in ``.grad``; a closure, if given, is run first."""
+        """One step from the gradients in ``.grad``; a closure, if given, is run first (l. 4 to 8)."""
         self._refuse_while_averaging("step()")
         loss, rerun = self._evaluate(closure)
         params, groups = trained(self.param_groups, self._state)
         if all(p.grad is None for p in params):
             self._note_no_gradient(params)
             return loss
-        state = self._state_for_step(params, rerun)
+        state = self._state_for_step(params, rerun)  # l. 1 to 3, before the first step
         sizes = StepSizes(self.param_groups, groups, state.step_multiplier)
         present = state.read_gradients()
-        size, s_dot_g = look(state, sizes, present)
-        if not self._may_step(state, size):
+        size, s_dot_g = measure(state, sizes, present)
+        if not self._check_gradient(state, size):
             return loss
-        state.update_scaling(present)
-        if self._method.pairs_from_start:
+        state.update_scaling(present)  # H0: Σg² in the paper
+        if self._method.pair_every_step:
             state.move_anchor_here()  # s is this step, whatever moved the weights
-        state.curvature.observe(state.scratch.gradient)  # l. 6
+        state.curvature.observe(state.scratch.gradient)  # l. 6, before l. 5 spends the gradient
         state.average_gradient(present, sizes.betas())  # H0 and F̃ have seen the raw one
         descend(state, sizes, present, s_dot_g)  # l. 5
-        state.add_to_window()  # l. 7
+        state.add_to_average()  # l. 7
         state.counters.steps += 1
         if state.average.count >= state.cycle_length:  # l. 8; D1
             self._finish_cycle(state)
         return loss
 
     def _finish_cycle(self, state: State) -> None:
-        """Judge the average of the cycle, and learn a curvature pair from it (l. 9 to 24)."""
-        method, c, pair, outcome = self._method, state.counters, NO_PAIR, Outcome.STARTED
+        """Judge the average of the cycle, and learn a curvature pair from it (l. 9 to 26)."""
+        method, c, products, outcome = self._method, state.counters, NO_PAIR, Outcome.STARTED
         candidate = state.average.mean(out=state.scratch.candidate)  # l. 9
         losses = self._watch.losses(state, candidate)  # the user's code: nothing has changed before it
-        verdict = method.judge.verdict(losses, c, len(state.pairs))  # l. 12
-        if not verdict.rejected and (c.started or method.pairs_from_start):
+        verdict = method.judge.verdict(losses, c, len(state.pairs))  # l. 12; the first cycle has no loss before it
+        if not verdict.rejected and (c.started or method.pair_every_step):  # l. 11
             s = torch.sub(candidate, state.anchor, out=state.scratch.s)  # l. 17
             y = curvature_along(state, s, candidate)  # l. 18
-            outcome, pair = offer(state, s, y)  # l. 19, 20
-            if method.pairs_from_start and not math.isfinite(pair[2] or 0.0):  # it led to where there is no gradient
+            outcome, products = offer(state, s, y)  # l. 19, 20
+            if method.pair_every_step and not math.isfinite(products.yy or 0.0):  # no finite gradient after the step
                 verdict = method.judge.rejection("not finite", c, len(state.pairs))
         if verdict.rejected:
             outcome = Outcome.REJECTED
-            return_to_anchor(state, verdict)  # l. 13, 14
-        elif move_on(state, verdict, outcome, candidate):  # l. 21, 24
+            return_to_anchor(state, verdict)  # l. 13 to 15
+        elif accept(state, verdict, outcome, candidate):  # l. 21, 24
             self._watch.anchor_losses = losses.new
         state.average.clear()  # l. 10
         adapt_cycle_length(state, outcome, self.param_groups[0].get("momentum", 0.0))
-        self._report(state, outcome, losses, pair)
+        c.count(outcome)  # l. 26
+        self._report(state, outcome, losses, products)
 
-    def _may_step(self, state: State, size: float) -> bool:
-        """Is the gradient finite, and is there one at all?"""
+    def _check_gradient(self, state: State, size: float) -> bool:
+        """May a step be made? A gradient that is not finite is counted, and after many the weights return (D9, D13)."""
         c = state.counters
         if math.isfinite(size):
             c.nonfinite_in_row = 0
@@ -158,13 +159,14 @@ class QuasiNewton(Optimizer):
                     "opt.reset_history()"
                 )
             return_to_anchor(state, self._method.judge.lost(c, len(state.pairs)))
+            c.count(Outcome.REJECTED)
             self._report(state, Outcome.REJECTED, Losses(), NO_PAIR)
         return False
 
     # ------------------------------------------------------------------ before a step
 
     def _evaluate(self, closure: Callable[[], T] | None) -> tuple[T | None, Rerun | None]:
-        """Run the closure, if there is one; and it again, for a curvature that compares gradients of one batch."""
+        """Run the closure, if there is one; keep it for a curvature that compares two gradients of one batch."""
         if closure is None:
             return None, None
         rerun = None
@@ -233,10 +235,9 @@ class QuasiNewton(Optimizer):
 
     # ------------------------------------------------------------------ telling
 
-    def _report(self, state: State, outcome: Outcome, losses: Losses, pair: Products) -> None:
-        """Count the cycle, and tell whoever wants to know of it."""
-        c, (ss, sy, yy) = state.counters, pair
-        c.count(outcome)
+    def _report(self, state: State, outcome: Outcome, losses: Losses, products: Products) -> None:
+        """Tell whoever wants to know how the cycle ended."""
+        c = state.counters
         if c.unstored_in_row >= UNSTORED_WARNING:
             self._notices.say(
                 f"{UNSTORED_WARNING} cycles in a row stored no curvature pair, so only H0 is at work: "
@@ -246,7 +247,7 @@ class QuasiNewton(Optimizer):
         f_new, f_old = (None if found is None else sign * mean_loss(found) for found in (losses.new, losses.old))
         examples = None if losses.new is None else losses.new.numel() if losses.new.dim() else 0
         event = CycleEvent(
-            c.steps, c.cycles, outcome, f_new, f_old, ss, sy, yy, len(state.pairs), c.step_multiplier, examples,
+            c.steps, c.cycles, outcome, f_new, f_old, *products, len(state.pairs), c.step_multiplier, examples,
             state.cycle_length, c.stored, c.skipped, c.rejected, c.nonfinite,
         )  # fmt: skip
         self._recent.append(event)

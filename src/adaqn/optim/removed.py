@@ -5,6 +5,7 @@ The laboratory still calls options by these flat names: its configurations and r
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -111,8 +112,8 @@ def from_flat(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _scaling_with(scaling: Any, preset: Any, eps: float) -> Any:
-    name = PRESETS[preset or "default"].scaling if scaling is None else scaling
-    if name not in ("adagrad", "rmsprop", "adam", "kronecker"):
+    name = str(PRESETS[preset or "default"].scaling if scaling is None else scaling)
+    if "eps" not in inspect.signature(SCALINGS[name]).parameters:
         raise ValueError(f"scaling_eps={eps} has no meaning with scaling={name!r}: leave it out")
     return SCALINGS[name](eps=eps)  # type: ignore[call-arg]
 

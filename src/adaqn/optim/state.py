@@ -173,7 +173,7 @@ class State:
         if self.momentum is not None:
             self.momentum.mix(self.scratch.gradient, present, betas)
 
-    def add_to_window(self) -> None:
+    def add_to_average(self) -> None:
         torch._foreach_add_(self._window_parts, self.weights())
         self.average.count += 1
 
@@ -186,7 +186,7 @@ class State:
         self.average.clear()
 
     def restart(self) -> None:
-        """A new history from the parameters as they are; H0 keeps what it has seen."""
+        """A new history from the parameters as they are (l. 1, 2); H0 keeps what it has seen."""
         self.clear_history()
         if self.momentum is not None:
             self.momentum.reset()

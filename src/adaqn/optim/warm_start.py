@@ -34,7 +34,7 @@ def check_source(source: Optimizer | dict[str, Any], scaling: Scaling) -> None:
             kind = type(scaling).__name__
             raise ValueError(
                 f"the source averages with a decay of {decay} and this H0 with {scaling.decay}: build the optimizer "
-                f"with scaling={kind}(decay={decay}) from adaqn.core.scaling"
+                f"with scaling={kind}(decay={decay}) from adaqn"
             )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from adaqn import OLBFGS, PRESETS, RES, SQN, AdaQN, EmpiricalFisher, Monitor, SdLBFGS
+from adaqn import PRESETS, AdaQN, EmpiricalFisher, Monitor, QuasiNewton
 from adaqn.core.scaling_names import SCALINGS
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.optimizers import TABLE, CurvatureBatches, Entry, entry
@@ -30,7 +30,7 @@ RESERVED = {
 }
 STORED = ("history_dtype", "master_weights", "shard_history")
 OF_THE_FAMILY = ("decay_steps", "weight_decay", "on_nonfinite", "direction", *STORED)
-"""What OLBFGS, RES, SdLBFGS and SQN take beside their own numbers."""
+"""What the methods of the family take beside their own numbers."""
 NEVER_STORED = {"self", "model", "batches", "on_cycle", "pairs", "reject", "storage", *RESERVED}
 
 NAMED = ("task", "data", "model", "optimizer", "lr", "options", "seed")
@@ -110,7 +110,7 @@ def _scaling(asked: Any) -> Any:
 
 def _is_family(chosen: Entry) -> bool:
     kind = chosen.kind or chosen.make
-    return inspect.isclass(kind) and issubclass(kind, OLBFGS | RES | SdLBFGS | SQN)
+    return inspect.isclass(kind) and issubclass(kind, QuasiNewton) and kind is not AdaQN
 
 
 def _check(name: str, chosen: Entry, options: dict[str, Any]) -> None:
