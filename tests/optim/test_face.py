@@ -3,6 +3,7 @@
 import inspect
 import re
 from dataclasses import fields, is_dataclass, replace
+from typing import get_args
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ import adaqn
 import inside
 from adaqn import OLBFGS, PRESETS, RES, SQN, AdaQN, PairOptions, Preset, RejectOptions, SdLBFGS, StorageOptions
 from adaqn.core.acceptance import FactorTest, PairedTest
+from adaqn.core.scaling_names import SCALINGS
+from adaqn.optim.settings import PresetName, ScalingName
 from oracles import NoisyValley, Vector, run
 
 PARTS = {"pairs": PairOptions, "reject": RejectOptions, "storage": StorageOptions}
@@ -248,3 +251,8 @@ def test_names_that_never_were_are_refused_too():
 def test_the_family_says_so_too(kind, name):
     with pytest.raises(TypeError, match=rf"{name}.*storage=.*StorageOptions\({name}="):
         kind(parameter(), **{name: OLD[name][0], **({"curvature": adaqn.AccumulatedFisher()} if kind is SQN else {})})
+
+
+def test_every_scaling_and_preset_is_known_to_type_checkers_by_its_name():
+    assert set(get_args(ScalingName)) == set(SCALINGS)
+    assert set(get_args(PresetName)) == set(PRESETS)
