@@ -676,3 +676,16 @@ def test_a_monitor_with_the_wrong_sign_is_never_met_with_a_lower_lr():
     explanation = str(healthy(200, monitor=upside_down).explain())
     assert "look at the monitor" in explanation
     assert not re.search(r"lower lr|level", explanation)
+
+
+def test_nobody_is_told_to_shorten_steps_that_do_not_move():
+    """Every gradient is nan: neither the step size nor a monitor, which was not asked, is at fault."""
+    p = nn.Parameter(torch.ones(3))
+    opt = AdaQN([p], monitor=lambda: 1.0)
+    for _ in range(2_500):
+        p.grad = torch.full((3,), math.nan)
+        opt.step()
+    said = str(opt.explain())
+    assert "lower lr" not in said
+    assert "look at the monitor" not in said
+    assert "inf or nan" in said

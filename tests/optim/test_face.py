@@ -3,6 +3,7 @@
 import inspect
 import re
 from dataclasses import fields, is_dataclass, replace
+from typing import get_args
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ import adaqn
 import inside
 from adaqn import OLBFGS, PRESETS, RES, SQN, AdaQN, PairOptions, Preset, RejectOptions, SdLBFGS, StorageOptions
 from adaqn.core.acceptance import FactorTest, PairedTest
+from adaqn.core.scaling_names import SCALINGS
+from adaqn.optim.settings import PresetName, ScalingName
 from oracles import NoisyValley, Vector, run
 
 PARTS = {"pairs": PairOptions, "reject": RejectOptions, "storage": StorageOptions}
@@ -159,7 +162,7 @@ def test_reject_by_its_name_is_that_test_with_the_numbers_of_the_preset():
 
 def test_auto_for_reject_is_refused_in_words():
     for reject in ("auto", RejectOptions(test="auto")):
-        with pytest.raises(ValueError, match=r"reject must be one of.*'paired'.*got 'auto'"):
+        with pytest.raises(ValueError, match="reject='auto' is now reject='paired'"):
             AdaQN(parameter(), reject=reject)
 
 
@@ -228,7 +231,9 @@ def test_a_name_of_before_says_what_to_write_and_that_works(name):
         ({"anchor_patience": None}, "anchor_patience=0"),
         ({"reject_patience": None}, "patience=0"),
         ({"momentum_on_reject": "reset"}, "reset_momentum=True"),
-        ({"scaling_eps": 1e-6}, r"Adagrad\(eps=1e-06\)"),
+        ({"scaling_eps": 1e-6}, r"Kronecker\(eps=1e-06\)"),
+        ({"scaling_eps": 1e-6, "preset": "paper"}, r"Adagrad\(eps=1e-06\)"),
+        ({"memory_size": 3, "fisher_size": 9}, r"PairOptions\(memory_size=3, fisher_size=9\)$"),
         ({"fisher_batch_size": 4}, "batch_size=4"),
     ],
     ids=str,
@@ -248,3 +253,15 @@ def test_names_that_never_were_are_refused_too():
 def test_the_family_says_so_too(kind, name):
     with pytest.raises(TypeError, match=rf"{name}.*storage=.*StorageOptions\({name}="):
         kind(parameter(), **{name: OLD[name][0], **({"curvature": adaqn.AccumulatedFisher()} if kind is SQN else {})})
+
+
+def test_every_scaling_and_preset_is_known_to_type_checkers_by_its_name():
+    assert set(get_args(ScalingName)) == set(SCALINGS)
+    assert set(get_args(PresetName)) == set(PRESETS)
+
+
+def test_the_family_is_told_only_what_it_has():
+    with pytest.raises(TypeError, match=r"OLBFGS has no argument 'acceptance'$"):
+        OLBFGS(parameter(), acceptance="none")
+    with pytest.raises(TypeError, match=r"write storage=adaqn\.StorageOptions\(master_weights=True\)$"):
+        RES(parameter(), master_weights=True)

@@ -328,3 +328,39 @@ def test_the_warning_after_fifty_cycles_advises_only_what_the_class_has(make):
     others = PairOptions.__dataclass_fields__ if make is AdaQN else Common.__annotations__
     assert set(re.findall(r"(\w+)=", message)) <= {*inspect.signature(make).parameters, *others}
     assert make is AdaQN or not re.search("PairOptions|monitor", message)
+
+
+def test_momentum_of_the_groups_survives_a_state_that_does_not_know_it():
+    """Groups of 0.1 had none."""
+    a, b = (nn.Parameter(torch.ones(2)) for _ in range(2))
+    opt = AdaQN([{"params": [a], "momentum": 0.5}, {"params": [b], "momentum": 0.7}], reject="none")
+    a.grad, b.grad = torch.ones(2), torch.ones(2)
+    opt.step()
+    saved = opt.state_dict()
+    for group in saved["param_groups"]:
+        del group["momentum"]
+    opt.load_state_dict(saved)
+    assert [group["momentum"] for group in opt.param_groups] == [0.5, 0.7]
+
+
+def test_nothing_is_loaded_or_added_while_the_average_is_in_place():
+    p = nn.Parameter(torch.ones(2))
+    opt = AdaQN([p], reject="none", cycle_length=1)
+    p.grad = torch.ones(2)
+    opt.step()
+    saved = opt.state_dict()
+    with opt.averaged():
+        with pytest.raises(RuntimeError, match=r"load_state_dict\(\) was called inside averaged\(\)"):
+            opt.load_state_dict(saved)
+        with pytest.raises(RuntimeError, match=r"add_param_group\(\) was called inside averaged\(\)"):
+            opt.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+
+
+def test_notes_of_others_come_back_also_where_they_begin_like_ours():
+    p = nn.Parameter(torch.ones(2))
+    opt = AdaQN([p], reject="none")
+    p.grad = torch.ones(2)
+    opt.step()
+    opt.state[p].update({"curvature_note": 7.0, "scaling_note": 8.0, ("a", 1): 9.0})
+    opt.load_state_dict(opt.state_dict())
+    assert [opt.state[p][name] for name in ("curvature_note", "scaling_note", ("a", 1))] == [7.0, 8.0, 9.0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from adaqn.core.checks import positive_number
 from adaqn.core.scaling import BarzilaiBorwein
 
 
@@ -40,9 +41,7 @@ class BoundedBarzilaiBorwein(BarzilaiBorwein):
 
     def __init__(self, delta: float, initial: float = 1.0) -> None:
         super().__init__(initial)
-        if not (math.isfinite(delta) and delta > 0.0):
-            raise ValueError(f"delta must be a positive finite number, got {delta}")
-        self.delta = delta
+        self.delta = positive_number("delta", delta)
 
     def measure(self, sy: float, yy: float) -> None:
         """See the products of a pair that may have any sign."""

@@ -8,6 +8,7 @@ import operator
 from typing import Any, TypeVar
 
 from torch import Tensor
+from torch import bool as bool_dtype
 
 T = TypeVar("T")
 
@@ -40,6 +41,20 @@ def number(name: str, value: Any) -> Any:
     return value
 
 
+def at_least_zero(name: str, value: Any) -> float:
+    number(name, value)
+    if not (math.isfinite(value) and value >= 0.0):
+        raise ValueError(f"{name} must be a finite number of at least 0, got {value}")
+    return float(value)
+
+
+def positive_number(name: str, value: Any) -> float:
+    number(name, value)
+    if not (math.isfinite(value) and value > 0.0):
+        raise ValueError(f"{name} must be a positive number, got {value}")
+    return float(value)
+
+
 def flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}")
@@ -56,6 +71,8 @@ def step_size(name: str, value: Any) -> Any:
         raise ValueError(f"{name} must be a single number, got a tensor of shape {tuple(value.shape)}")
     if not isinstance(value, Tensor):
         number(name, value)
+    elif value.is_complex() or value.dtype == bool_dtype:
+        raise TypeError(f"{name} must be a number, got a tensor of {value.dtype}")
     if not (math.isfinite(float(value)) and float(value) >= 0.0):
         raise ValueError(f"{name} must be a finite number of at least 0, got {value}")
     return value
@@ -63,6 +80,6 @@ def step_size(name: str, value: Any) -> Any:
 
 def choose(name: str, value: str, choices: dict[str, T]) -> T:
     """What stands behind that name."""
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name} must be one of {sorted(choices)}, got {value!r}")
     return choices[value]

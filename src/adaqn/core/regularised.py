@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from adaqn.core.checks import at_least_zero
 from adaqn.core.direction import InitialScaling
 from adaqn.core.history import Pairs
 from adaqn.core.products import Reduce, add_combination, dots, local
@@ -30,10 +31,7 @@ class Regularised:
     """
 
     def __init__(self, delta: float, gamma: float) -> None:
-        for name, value in (("delta", delta), ("gamma", gamma)):
-            if not (math.isfinite(value) and value >= 0.0):
-                raise ValueError(f"{name} must be a finite number of at least 0, got {value}")
-        self.delta, self.gamma = delta, gamma
+        self.delta, self.gamma = at_least_zero("delta", delta), at_least_zero("gamma", gamma)
 
     def __call__(self, g: Tensor, pairs: Pairs, h0: InitialScaling, out: Tensor, reduce: Reduce = local) -> Tensor:
         if not isinstance(h0, BarzilaiBorwein):

@@ -15,6 +15,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from adaqn.core.checks import positive_number
+
 T = TypeVar("T")
 
 
@@ -129,7 +131,7 @@ class BarzilaiBorwein(Scaling):
 
     def __init__(self, initial: float = 1.0) -> None:
         super().__init__()
-        self.initial = self.factor = _positive("initial_scaling", initial)
+        self.initial = self.factor = positive_number("initial_scaling", initial)
 
     def apply(self, v: Tensor, out: Tensor) -> Tensor:
         return torch.mul(v, self.factor, out=out)
@@ -160,7 +162,7 @@ class Adagrad(Scaling):
 
     def __init__(self, eps: float = 1e-4) -> None:
         super().__init__()
-        self.initial_value = _positive("eps of the scaling", eps)
+        self.initial_value = positive_number("eps of the scaling", eps)
 
     def update(self, g: Tensor) -> None:
         self.vectors["sum"].addcmul_(g, g)
@@ -180,7 +182,7 @@ class RMSProp(Scaling):
     def __init__(self, decay: float = 0.99, eps: float = 1e-8) -> None:
         super().__init__()
         self.decay = decay_in_range("decay", decay)
-        self.eps = _positive("eps of the scaling", eps)
+        self.eps = positive_number("eps of the scaling", eps)
 
     def update(self, g: Tensor) -> None:
         self.vectors["square_avg"].mul_(self.decay).addcmul_(g, g, value=1.0 - self.decay)
@@ -228,12 +230,6 @@ class Adam(RMSProp):
 
     def load_numbers(self, index: int, numbers: dict[str, float]) -> None:
         self.steps[index] = int(numbers["step"])
-
-
-def _positive(name: str, value: float) -> float:
-    if not (math.isfinite(value) and value > 0.0):
-        raise ValueError(f"{name} must be a positive number, got {value}")
-    return value
 
 
 def decay_in_range(name: str, value: float) -> float:

@@ -13,6 +13,8 @@ OFTEN = 0.02
 LARGE = 1_000_000_000
 """Bytes of history from which on less may be wanted."""
 SMALLER_FISHER = 10
+HARDLY = 1e-15
+"""A step size below which shorter steps would not help."""
 
 
 def no_step(record: Record) -> Finding | None:
@@ -84,7 +86,9 @@ def diverged(record: Record) -> Finding | None:
         f"{times(lost, 'time')} the weights, or every gradient at them, were not finite, and they went back to the "
         "last good ones",
         f"lower lr, now {step_size(record, record.stats.step_multiplier)}, or clip the gradients "
-        "(torch.nn.utils.clip_grad_norm_)",
+        "(torch.nn.utils.clip_grad_norm_)"
+        if max(record.settings.lr) * record.stats.step_multiplier > HARDLY
+        else "look for what makes the loss or its gradient inf or nan: the steps are as short as they get",
     )
 
 

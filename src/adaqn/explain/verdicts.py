@@ -37,6 +37,14 @@ MANY_HALVINGS = 2.0**-8
 LOOK_AT_MONITOR = (
     "look at the monitor: does it return a loss of this model, to be made small, on training data, without randomness?"
 )
+LOOK_AT_LOSS = (
+    "look at the loss and the data: what makes them, or their gradients, inf or nan however short the steps are?"
+)
+
+
+def _look(record: Record) -> str:
+    """At what the verdicts come from."""
+    return LOOK_AT_MONITOR if any(map(_is_judged, record.cycles)) else LOOK_AT_LOSS
 
 
 def many_rejected(record: Record) -> Finding | None:
@@ -48,13 +56,13 @@ def many_rejected(record: Record) -> Finding | None:
     by = "" if rise is None else f"; the monitored loss had {growth(rise)} in the median"
     nothing = "" if len(rejected) < len(record.cycles) else ", and nothing was accepted"
     if _is_hopeless(record):
-        change = f"if such steps are small for this model, {LOOK_AT_MONITOR}"
+        change = f"if such steps are small for this model, {_look(record)}"
     else:
         change = f"lower lr, now {step_size(record, record.stats.step_multiplier)}"
         if rise is not None and rise < SMALL_RISE:
             change += ", or enlarge the monitoring set" + _other_test(record)
         if len(rejected) == len(record.cycles):
-            change += f"; {LOOK_AT_MONITOR}"
+            change += f"; {_look(record)}"
     return Finding(
         "many-rejected", WARNING, f"{len(rejected)} of {among(record)} rejected ({percent(share)}){nothing}{by}", change
     )
@@ -82,7 +90,7 @@ def steps_shrunk(record: Record) -> Finding | None:
             "steps-smallest",
             WARNING,
             f"{what}, and cycles are rejected all the same: probably not for their length",
-            LOOK_AT_MONITOR,
+            _look(record),
         )
     return Finding(
         "steps-shrunk",
@@ -107,7 +115,7 @@ def accepted_rise(record: Record) -> Finding | None:
             "accepted-rise",
             WARNING,
             f"the monitored loss got worse by {percent(rise)} in {span(record)}, though so many were rejected",
-            LOOK_AT_MONITOR,
+            _look(record),
         )
     stricter = "" if s.reject_factor is None else f", or reject=RejectOptions(factor=...) below {s.reject_factor:g}"
     if s.acceptance == "paired" and s.paired_level is not None and any(c.examples for c in accepted):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NoReturn
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
@@ -117,9 +117,9 @@ class AdaQN(QuasiNewton):
         on_nonfinite: Literal["skip", "raise"] = "skip",
         on_cycle: CycleCallback | Sequence[CycleCallback] | None = None,
         process_group: Any = None,
-        **removed: Any,
+        **removed: NoReturn,
     ) -> None:
-        check_removed(type(self).__name__, removed)
+        check_removed("AdaQN", removed, preset=preset)
         p = preset_with(
             preset, pairs, reject, cycle_length=cycle_length, scaling=scaling, momentum=momentum, nesterov=nesterov
         )  # fmt: skip

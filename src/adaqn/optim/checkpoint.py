@@ -9,11 +9,14 @@ is left to torch (D27).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
 from torch import Tensor
 
+from adaqn.core.curvature import Curvature
+from adaqn.core.scaling import Scaling
 from adaqn.optim.descent import Group, any_momentum
 from adaqn.optim.events import FORMAT, Counters
 from adaqn.optim.layout import number_names, tensor_layout, vector_layout
@@ -28,42 +31,51 @@ _OWN = {
     *("format", "gram", "anchor", "window", "window_count", "accepted", "keeps_accepted", "fisher", "master"),
     *("pairs_s", "pairs_y", "pairs_start", "pairs_size", "momentum", "momentum_step"),
 }
-_RESERVED = ("scaling_", "curvature_")
-"""What such a part keeps is saved by its own names behind these."""
-_TORCHS = {"exp_avg", "square_avg", "sum", "momentum_buffer", "prev", "n_iter"}
-"""By one of these the state of an optimizer of torch's is known."""
+_OF_PARTS = {
+    *(f"scaling_{name}" for name in ("sum", "square_avg", "step", "seen", "factor", "bounded_factor")),
+    *(f"scaling_{side}_{what}" for side in ("left", "right") for what in ("average", "basis")),
+    *("curvature_start", "curvature_size", "curvature_batch"),
+}
+"""Of parts of the library: in the state of a method without such a part they are no stranger's."""
+_TORCHS = {"exp_avg", "exp_avg_sq", "square_avg", "sum", "prev", "acc_delta", "exp_inf", "ax"}
+"""By a step and one of these the state of an optimizer of torch's is known."""
 NEW_IN_2 = ("rejected_at", "cycle_length", "monitor_position")
 NEW_IN_4 = ("has_best", "best_loss", "best_error")
 SIGNED = ("best_loss",)
 """All other numbers are at least 0."""
 
 
-def is_own(name: Any) -> bool:
-    """Is that a name of ours in the saved state of a parameter?"""
-    return name in _OWN or (isinstance(name, str) and name.startswith(_RESERVED))
+def own_names(scaling: Scaling, curvature: Curvature, shapes: Iterable[Sequence[int]]) -> set[str]:
+    """By which names our part of the state of a parameter is saved."""
+    of_scaling = {*scaling.vector_names, *scaling.number_names}
+    of_scaling |= {name for shape in shapes for name in scaling.tensor_shapes(tuple(shape))}
+    return _OWN | {f"scaling_{name}" for name in of_scaling} | {f"curvature_{n}" for n in curvature.number_names}
 
 
 def show(target: dict[Any, Any], state: State | None, *, saved: bool) -> None:
     """``optimizer.state`` ← our entries, as they are saved or as views to look at, beside those of others."""
     if state is None:
         return
-    ours = _OWN | state.part_names
+    ours = own_names(state.scaling, state.curvature, state.h0_flat.shapes)
     for key, entry in list(target.items()):
-        if isinstance(key, Tensor):
+        if isinstance(key, Tensor) and isinstance(entry, dict):
             target[key] = {name: value for name, value in entry.items() if name not in ours}
             if not target[key]:
                 del target[key]
     entries = state.saved() if saved else state.shown()
     for p, entry in zip(state.flat.params, entries, strict=True):
-        target[p] = {**entry, **target.get(p, {})}
+        beside = target.get(p)
+        target[p] = {**entry, **beside} if isinstance(beside, dict) else entry
 
 
-def taken(
-    saved: dict[str, Any], method: Method, groups: list[Group], defaults: Group
-) -> tuple[State | None, dict[str, Any]]:
+def taken(saved: dict[str, Any], method: Method, groups: list[Group]) -> tuple[State | None, dict[str, Any]]:
     """(A state made from our entries, checked; the saved dictionary without them, for torch to load)."""
     params = [p for group in groups for p in group["params"]]
-    entries = saved_entries(saved, len(params))
+    ours = (
+        own_names(method.scaling, method.curvature, [(*p.shape, 2) if p.is_complex() else p.shape for p in params])
+        | _OF_PARTS
+    )
+    entries = saved_entries(saved, len(params), ours)
     saved_groups: list[Group] = saved["param_groups"]
     state = None
     if entries:
@@ -71,32 +83,37 @@ def taken(
         known = any("momentum" in group for group in saved_groups)
         momentum = any("momentum" in entry for entry in entries.values()) if known else any_momentum(groups)
         state = restored([params[i] for i in entries], list(entries.values()), method, momentum=momentum)
-    usual = {"momentum": defaults["momentum"]} if "momentum" in defaults else {}
-    with_momentum = [{**usual, **group} for group in saved_groups]
-    return state, {**saved, "param_groups": with_momentum, "state": _foreign(saved)}
+    if len(saved_groups) == len(groups):  # otherwise torch says so
+        saved_groups = [_with_momentum(*both) for both in zip(saved_groups, groups, strict=True)]
+    return state, {**saved, "param_groups": saved_groups, "state": _foreign(saved, ours)}
 
 
-def _foreign(saved: dict[str, Any]) -> dict[Any, Any]:
+def _with_momentum(saved: Group, ours: Group) -> Group:
+    return {**saved, "momentum": ours["momentum"]} if "momentum" in ours and "momentum" not in saved else saved
+
+
+def _foreign(saved: dict[str, Any], ours: set[str]) -> dict[Any, Any]:
     """What others have put there: whole entries by keys of their own, and beside ours in those of parameters."""
     parameters = {key for group in saved["param_groups"] for key in group["params"]}
     found = {}
     for key, entry in saved["state"].items():
-        theirs = {name: v for name, v in entry.items() if not is_own(name)} if key in parameters else entry
+        theirs = {name: v for name, v in entry.items() if name not in ours} if key in parameters else entry
         if theirs or key not in parameters:
             found[key] = theirs
     return found
 
 
-def saved_entries(state_dict: dict[str, Any], count: int) -> dict[int, Entry]:
+def saved_entries(state_dict: dict[str, Any], count: int, own: set[str]) -> dict[int, Entry]:
     """Parameter index → our part of its saved state in today's format, by the order of the groups."""
     saved = entries_by_parameter(state_dict, count)
-    ours = {i: {name: v for name, v in entry.items() if is_own(name)} or _of_torch(entry) for i, entry in saved.items()}
+    ours = {i: {name: v for name, v in entry.items() if name in own} or _of_torch(entry) for i, entry in saved.items()}
     return {i: migrated(entry) for i, entry in ours.items() if entry}
 
 
 def _of_torch(entry: Entry) -> Entry:
     """All of it where another optimizer wrote it, for the check to refuse; nothing where it is a stranger's note."""
-    return entry if _TORCHS & set(entry) else {}
+    is_torchs = ("step" in entry and _TORCHS & set(entry)) or isinstance(entry.get("momentum_buffer"), Tensor)
+    return entry if is_torchs else {}
 
 
 def migrated(entry: Entry) -> Entry:
@@ -132,7 +149,7 @@ def _check(entries: list[Entry], flat: FlatParameters, method: Method, *, moment
         if missing or unknown:
             raise ValueError(
                 f"the state of parameter {index} was saved by another method or with other options: "
-                f"missing {sorted(missing) or 'nothing'}, unknown {sorted(unknown) or 'nothing'}. Build the "
+                f"missing {sorted(missing) or 'nothing'}, unknown {sorted(map(str, unknown)) or 'nothing'}. Build the "
                 "optimizer with the options it was saved with, or start without its state"
             )
         shapes = tensors | {name: (*prefix, *shape) for name, prefix in rows.items()} | {"accepted": shape}

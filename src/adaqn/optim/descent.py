@@ -15,13 +15,14 @@ from torch import Tensor
 from adaqn.core.checks import number, step_size
 from adaqn.core.direction import gram
 from adaqn.core.products import dots, size_of
+from adaqn.optim.removed import FLAT
 from adaqn.optim.state import State
 
 Group = dict[str, Any]
 _PER_GROUP = ("lr", "weight_decay", "momentum")
 _OF_ALL = {
     "cycle_length", "memory_size", "fisher_size", "monitor", "scaling", "maximize", "nesterov", "damping", "preset",
-    "process_group", "shard_history", "pairs", "reject", "storage",
+    "process_group", "pairs", "reject", "storage", *FLAT,
 }  # fmt: skip
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from adaqn.core.barzilai_borwein import BoundedBarzilaiBorwein, MeanBarzilaiBorwein
-from adaqn.core.checks import at_least_one
+from adaqn.core.checks import at_least_one, at_least_zero
 from adaqn.core.curvature import Curvature
 from adaqn.core.direction import Direction
 from adaqn.core.pairs import Damping, Shift, absolute, positive
@@ -37,8 +37,8 @@ class Common(TypedDict, total=False):
     """τ of the decaying step size lr·τ/(τ + steps); by default it is constant, for a scheduler of torch to change."""
     weight_decay: float
     maximize: bool
-    on_nonfinite: str
-    direction: str | Direction
+    on_nonfinite: Literal["skip", "raise"]
+    direction: Literal["gram", "two_loop"] | Direction
     storage: StorageOptions | None
     on_cycle: CycleCallback | Sequence[CycleCallback] | None
     process_group: Any
@@ -46,7 +46,8 @@ class Common(TypedDict, total=False):
 
 def method_of(name: str, common: Common, **parts: Any) -> Method:
     """Accept every step, look at every direction, and let the anchor move also where a pair is skipped."""
-    check_removed(name, {option: value for option, value in common.items() if option not in Common.__annotations__})
+    given = {option: value for option, value in common.items() if option not in Common.__annotations__}
+    check_removed(name, given, arguments=Common.__annotations__)
     if "direction" in common:
         parts.setdefault("direction", make_direction(common["direction"]))
     storage = common.get("storage")
@@ -120,8 +121,7 @@ class OLBFGS(QuasiNewton):
         **common: Unpack[Common],
     ) -> None:
         at_least_one("memory_size", memory_size)
-        if not regularisation >= 0.0:
-            raise ValueError(f"regularisation must be at least 0, got {regularisation}")
+        at_least_zero("regularisation", regularisation)
         method = method_of(
             "OLBFGS", common,
             cycle_length=1, pair_every_step=True, memory_size=memory_size, curvature=gradient_difference(common),
@@ -172,6 +172,8 @@ class RES(QuasiNewton):
         initial_scaling: float = 1.0,
         **common: Unpack[Common],
     ) -> None:
+        at_least_zero("delta", delta)
+        at_least_zero("curvature_eps", curvature_eps)
         if "direction" in common:
             raise TypeError("RES has a direction of its own: leave out direction")
         method = method_of(

@@ -73,7 +73,7 @@ class Judge:
             return self._kept(c)
         if old is None or not math.isfinite(mean_loss(old)):  # D5, D7: nothing to compare with
             return self._kept(c, new)
-        if not math.isfinite(mean_loss(new)) or self.test(new, old):
+        if not math.isfinite(mean_loss(new)) or self.test(new.clone(), old.clone()):  # it may be a user's
             return self.rejection("worse", c, pairs)
         if isinstance(self.test, PairedTest):
             best = c.best or mean_and_error(old)

@@ -6,7 +6,6 @@ Every message names the value and the limit.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from adaqn.core.acceptance import FactorTest, PairedTest, RejectTest, RelativeTest
-from adaqn.core.checks import at_least_one, choose, flag, number, whole
+from adaqn.core.checks import at_least_one, at_least_zero, choose, flag, number, positive_number, whole
 from adaqn.core.curvature import AccumulatedFisher, Curvature
 from adaqn.core.cycle import START
 from adaqn.core.direction import Direction, gram, two_loop
@@ -83,11 +82,9 @@ class Method:
             ("anchor_patience", self.anchor_patience),
         ):
             whole(name, value, 0)
-        number("the pairs' eps", self.curvature_eps)
-        if not (math.isfinite(self.curvature_eps) and self.curvature_eps >= 0.0):
-            raise ValueError(f"the pairs' eps must be a finite number of at least 0, got {self.curvature_eps}")
-        if self.decay_steps is not None and not (math.isfinite(self.decay_steps) and self.decay_steps > 0.0):
-            raise ValueError(f"decay_steps must be a positive finite number, or None; got {self.decay_steps}")
+        at_least_zero("eps of the curvature test", self.curvature_eps)
+        if self.decay_steps is not None:
+            positive_number("decay_steps", self.decay_steps)
         check_process_group(self.process_group)
         choose("on_nonfinite", self.on_nonfinite, {"skip": "skip", "raise": "raise"})
         for name, part in (
@@ -95,7 +92,7 @@ class Method:
             ("reject", self.judge.test),
             ("direction", self.direction),
         ):
-            if part is not None and not callable(part):
+            if not callable(part) and (part is not None or name != "reject"):
                 raise TypeError(f"{name} must be a name or a function, got {part!r}")
         if not isinstance(self.storage, StorageOptions):
             raise TypeError(f"storage must be an adaqn.StorageOptions, got {self.storage!r}")
@@ -103,6 +100,8 @@ class Method:
             flag(name, getattr(self, name))
         for name in ("master_weights", "shard_history"):
             flag(name, getattr(self.storage, name))
+        if self.storage.fisher_device is not None:
+            check_device("fisher_device", self.storage.fisher_device)
         for name in ("history_dtype", "fisher_dtype"):
             dtype = getattr(self.storage, name)
             if dtype is not None and dtype not in HISTORY_DTYPES:
@@ -113,9 +112,20 @@ class Method:
         return Parts(copy.deepcopy(self.scaling), copy.copy(self.curvature))
 
 
+def check_device(name: str, device: Any) -> None:
+    try:
+        if isinstance(device, bool) or not isinstance(device, str | torch.device):
+            raise RuntimeError("not a name of one")
+        torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"{name} must be a device such as 'cpu', got {device!r} ({error})") from error
+
+
 def make_judge(reject: RejectOptions) -> Judge:
     """From complete options: ``"relative"`` is an alias of ``"factor"`` (D12)."""
     factor, level, test = number("factor", given(reject.factor)), number("level", given(reject.level)), reject.test
+    if str(test) == "auto":
+        raise ValueError("reject='auto' is now reject='paired'")
     if isinstance(test, str):
         tests: dict[str, Callable[[], RejectTest | None]] = {
             "factor": lambda: FactorTest(factor),

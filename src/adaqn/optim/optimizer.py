@@ -369,6 +369,7 @@ class QuasiNewton(Optimizer):
 
     def add_param_group(self, param_group: Group) -> None:
         """Also in mid-training: the curvature history then restarts at the next step, and says so."""
+        self._refuse_while_averaging("add_param_group()")
         check_group({**self.defaults, **param_group}, self.defaults)
         super().add_param_group(param_group)
         everything = self._parameters()
@@ -399,10 +400,11 @@ class QuasiNewton(Optimizer):
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a saved state; if it does not fit, one error and nothing is changed."""
+        self._refuse_while_averaging("load_state_dict()")
         loaded: list[State | None] = []
 
         def take(_: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
-            state, rest = checkpoint.taken(saved, self._method, self.param_groups, self.defaults)
+            state, rest = checkpoint.taken(saved, self._method, self.param_groups)
             loaded.append(state)
             return rest
 

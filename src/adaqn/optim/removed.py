@@ -6,9 +6,11 @@ The laboratory still calls options by these flat names: its configurations and r
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import fields
 from typing import Any
+
+import torch
 
 from adaqn.core.curvature import AccumulatedFisher
 from adaqn.core.scaling_names import SCALINGS
@@ -49,23 +51,55 @@ _ATTRIBUTES = {
 }
 
 
-def check_removed(method: str, given: Mapping[str, Any]) -> None:
-    """An error for arguments that are not there: what to write instead, for those that once were."""
+def check_removed(
+    method: str, given: Mapping[str, Any], *, preset: str = "default", arguments: Container[str] = tuple(_KINDS)
+) -> None:
+    """An error for arguments that are not there: what to write instead, for those that once were.
+
+    ``arguments`` are those of the dataclasses that the method takes.
+    """
+    if not given:
+        return
+    known = [name for name in given if name in FLAT and _place(name) in arguments]
+    message = f"{method} has no argument {', '.join(map(repr, given))}"
+    if known:
+        message += f": write {_instead({name: given[name] for name in known}, preset)}"
+    raise TypeError(message)
+
+
+def _place(name: str) -> str:
+    return PLACES[name][0] if name in PLACES else "pairs"  # the others are AdaQN's alone, as pairs are
+
+
+def _instead(given: Mapping[str, Any], preset: str) -> str:
+    """The same in today's words, all at once."""
+    usual = PRESETS.get(preset, PRESETS["default"])
+    fields_of: dict[str, list[str]] = {}
     for name, value in given.items():
-        raise TypeError(f"{method} has no argument {name!r}" + (f": {_instead(name, value)}" if name in FLAT else ""))
+        if name in PLACES:
+            place, field = PLACES[name]
+            fields_of.setdefault(place, []).append(f"{field}={_written(_value(name, value))}")
+    if "fisher_batch_size" in given:
+        size = given.get("fisher_size") or usual.pairs.fisher_size
+        fisher = f"adaqn.AccumulatedFisher({size}, batch_size={given['fisher_batch_size']!r})"
+        fields_of.setdefault("pairs", []).append(f"curvature={fisher}")
+    words = [f"{place}=adaqn.{_KINDS[place].__name__}({', '.join(found)})" for place, found in fields_of.items()]
+    if set(given) & set(PLACES) == {"acceptance"}:
+        words = [f"reject={_written(_value('acceptance', given['acceptance']))}"]
+    if "scaling_eps" in given:
+        words.append(f"scaling=adaqn.{SCALINGS[str(usual.scaling)].__name__}(eps={given['scaling_eps']!r})")
+    if {"min_cycle_length", "max_cycle_length"} & set(given):
+        words.append(f"cycle_length=({given.get('min_cycle_length', 2)}, {given.get('max_cycle_length', 20)})")
+    return ", ".join(words)
 
 
-def _instead(name: str, value: Any) -> str:
-    if name == "scaling_eps":
-        return f"write scaling=adaqn.Adagrad(eps={value!r}), or adaqn.RMSProp, adaqn.Adam or adaqn.Kronecker with it"
-    if name == "fisher_batch_size":
-        return f"write pairs=adaqn.PairOptions(curvature=adaqn.AccumulatedFisher(size, batch_size={value!r}))"
-    if name in ("min_cycle_length", "max_cycle_length"):
-        return "write cycle_length=(shortest, longest)"
-    place, field = PLACES[name]
-    if name == "acceptance":
-        return f"write reject={_value(name, value)!r}"
-    return f"write {place}=adaqn.{_KINDS[place].__name__}({field}={_value(name, value)!r})"
+def _written(value: Any) -> str:
+    """As one would type it."""
+    if isinstance(value, torch.device):
+        return repr(str(value))
+    simple = value is None or isinstance(value, str | int | float | bool | torch.dtype)
+    name = getattr(value, "__name__", "...")  # of a function
+    return repr(value) if simple else name if name.isidentifier() else "..."
 
 
 def _value(name: str, value: Any) -> Any:
@@ -73,7 +107,7 @@ def _value(name: str, value: Any) -> Any:
         return 0
     if name == "acceptance" and value == "auto":
         return "paired"
-    return {"reset": True, "keep": False}.get(value, value) if name == "momentum_on_reject" else value
+    return value != "keep" if name == "momentum_on_reject" else value
 
 
 def attribute_error(optimizer: object, name: str) -> AttributeError:

@@ -154,7 +154,7 @@ def preset_with(
     >>> preset_with("modern", PairOptions(memory_size=5), None, momentum=None).pairs.memory_size
     5
     """
-    if preset not in PRESETS:
+    if not isinstance(preset, str) or preset not in PRESETS:
         raise ValueError(f"preset must be one of {sorted(PRESETS)}, got {preset!r}")
     usual = PRESETS[preset]
     if pairs is not None and not isinstance(pairs, PairOptions):

@@ -207,13 +207,6 @@ class State:
 
     # ------------------------------------------------------------------ saving
 
-    @property
-    def part_names(self) -> set[str]:
-        """By which names what the scaling and the curvature keep is saved."""
-        of_scaling = (*self.scaling.vector_names, *self.scaling.number_names)
-        of_curvature = {f"curvature_{name}" for name in self.curvature.number_names}
-        return {f"scaling_{name}" for name in of_scaling} | of_curvature | set(self.tensor_plan)
-
     def per_parameter(self) -> list[dict[str, Any]]:
         """The tensors of each parameter's state: views of the flat buffers, and the shared gram."""
         tensors = tensors_by_parameter(self.buffers, self.tensor_plan, len(self.flat.params))
