@@ -198,7 +198,7 @@ OLD = {
     "direction": ("two_loop", {"pairs": PairOptions(direction="two_loop")}),
     "curvature_test": ("absolute", {"pairs": PairOptions(test="absolute")}),
     "curvature_eps": (1e-3, {"pairs": PairOptions(eps=1e-3)}),
-    "fisher_batch_size": (4, {"pairs": PairOptions(curvature=adaqn.AccumulatedFisher(100, batch_size=4))}),
+    "fisher_batch_size": (4, {"pairs": PairOptions(curvature=adaqn.AccumulatedFisher(50, batch_size=4))}),
     "history_dtype": (torch.bfloat16, {"storage": StorageOptions(history_dtype=torch.bfloat16)}),
     "fisher_dtype": (torch.bfloat16, {"storage": StorageOptions(fisher_dtype=torch.bfloat16)}),
     "fisher_device": ("cpu", {"storage": StorageOptions(fisher_device="cpu")}),
@@ -206,7 +206,7 @@ OLD = {
     "shard_history": (True, {"storage": StorageOptions(shard_history=True)}),
     "min_cycle_length": (3, {"cycle_length": (3, 20)}),
     "max_cycle_length": (8, {"cycle_length": (2, 8)}),
-    "scaling_eps": (1e-6, {"scaling": adaqn.Adagrad(eps=1e-6)}),
+    "scaling_eps": (1e-6, {"scaling": adaqn.Kronecker(eps=1e-6)}),
 }
 
 
@@ -215,12 +215,15 @@ def test_a_name_of_before_says_what_to_write_and_that_works(name):
     value, now = OLD[name]
     with pytest.raises(TypeError, match=f"AdaQN has no argument '{name}': write ") as raised:
         AdaQN(parameter(), **{name: value})
-    advice = str(raised.value).partition(": write ")[2].partition(", or ")[0]
-    blanks = {"size": 100, "shortest": 2, "longest": 20}
-    found = eval(f"dict({advice})", {"adaqn": adaqn, "torch": torch, **blanks})
+    advice = str(raised.value).partition(": write ")[2]
+    found = eval(f"dict({advice})", {"adaqn": adaqn, "torch": torch})
     AdaQN(parameter(), **found)
     assert found.keys() == now.keys()
-    if name not in ("scaling_eps", "fisher_batch_size", "min_cycle_length", "max_cycle_length"):
+    if name == "scaling_eps":
+        assert (type(found["scaling"]), found["scaling"].eps) == (adaqn.Kronecker, value)
+    elif name == "fisher_batch_size":
+        assert (found["pairs"].curvature.rows, found["pairs"].curvature.batch_size) == (50, value)
+    else:
         assert found == now
 
 
