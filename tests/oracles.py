@@ -99,7 +99,7 @@ def quiet(params, **options) -> AdaQN:
 
 def take_step(opt: QuasiNewton, fill: Callable[[], None]) -> None:
     """One step of a method that may compare gradients; ``fill`` sets them at the point where the weights are."""
-    if "closure" in type(opt).needs:
+    if "closure" in getattr(opt, "needs", ""):  # torch's own have no such line
         opt.step(fill)
     else:
         fill()

@@ -201,7 +201,7 @@ def test_reset_forgets_everything():
         ({"max_dimension": True}, TypeError, "max_dimension must be a whole number"),
         ({"basis_decay": 1.0}, ValueError, r"basis_decay of the scaling must lie in \[0, 1\), got 1\.0"),
         ({"decay": -0.1}, ValueError, r"decay of the scaling must lie in \[0, 1\)"),
-        ({"eps": 0.0}, ValueError, "scaling_eps must be a positive number"),
+        ({"eps": 0.0}, ValueError, "eps of the scaling must be a positive number"),
     ],
     ids=str,
 )
