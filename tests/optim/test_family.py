@@ -330,12 +330,12 @@ def test_ratios_of_the_mean_scaling_survive_saving():
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
-        (OLBFGS, {"regularisation": -1.0}, "regularisation must be at least 0, got -1.0"),
+        (OLBFGS, {"regularisation": -1.0}, "regularisation must be a finite number of at least 0, got -1.0"),
         (OLBFGS, {"initial_scaling": 0.0}, "initial_scaling must be a positive number, got 0.0"),
-        (OLBFGS, {"decay_steps": 0.0}, "decay_steps must be a positive finite number"),
+        (OLBFGS, {"decay_steps": 0.0}, "decay_steps must be a positive number, got 0.0"),
         (OLBFGS, {"memory_size": 0}, "memory_size must be at least 1, got 0"),
         (RES, {"delta": -0.1}, "delta must be a finite number of at least 0"),
-        (SdLBFGS, {"delta": 0.0}, "delta must be a positive finite number, got 0.0"),
+        (SdLBFGS, {"delta": 0.0}, "delta must be a positive number, got 0.0"),
     ],
 )
 def test_bad_numbers_are_named(make, options, message):

@@ -34,6 +34,7 @@ _OWN = {
 _OF_PARTS = {
     *(f"scaling_{name}" for name in ("sum", "square_avg", "step", "seen", "factor", "bounded_factor")),
     *(f"scaling_{side}_{what}" for side in ("left", "right") for what in ("average", "basis")),
+    *(f"scaling_ratio_{i}" for i in range(100)),
     *("curvature_start", "curvature_size", "curvature_batch"),
 }
 """Of parts of the library: in the state of a method without such a part they are no stranger's."""
