@@ -55,20 +55,20 @@ def check_scheduled(groups: Iterable[Group]) -> None:
         # A tensor's value would have to be read from the device.
         if not isinstance(group["lr"], Tensor) and not group["lr"] >= 0.0:
             raise ValueError(f"lr must be at least 0, got {group['lr']}: was it set by a scheduler?")
-        if "momentum" in group:
+        if group.get("momentum", 0.0) != 0.0:
             check_momentum(group["momentum"])
 
 
 def trained(groups: Iterable[Group], state: State | None) -> tuple[list[Tensor], list[Group]]:
     """The parameters that require a gradient or have one (D26), and the group of each."""
     staying = () if state is None else state.frozen
-    found = [
-        (p, group)
-        for group in groups
-        for p in group["params"]
-        if p.requires_grad or p.grad is not None or id(p) in staying
-    ]
-    return [p for p, _ in found], [group for _, group in found]
+    params, of_each = [], []
+    for group in groups:
+        for p in group["params"]:
+            if p.requires_grad or p.grad is not None or id(p) in staying:
+                params.append(p)
+                of_each.append(group)
+    return params, of_each
 
 
 class StepSizes:

@@ -111,7 +111,8 @@ class QuasiNewton(Optimizer):
         if self._method.pair_every_step:
             state.move_anchor_here()  # s is this step, whatever moved the weights
         state.curvature.observe(state.scratch.gradient)  # l. 6, before l. 5 spends the gradient
-        state.average_gradient(present, sizes.betas())  # H0 and F̃ have seen the raw one
+        if state.momentum is not None:  # H0 and F̃ have seen the raw gradient
+            state.momentum.mix(state.scratch.gradient, present, sizes.betas())
         descend(state, sizes, present, s_dot_g)  # l. 5
         state.add_to_average()  # l. 7
         state.counters.steps += 1

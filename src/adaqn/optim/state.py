@@ -168,11 +168,6 @@ class State:
         lost = sum(not w.isfinite().all() for w in self.weights())
         return float(self.flat.reduce(torch.tensor([lost], dtype=torch.float64, device=self.flat.device))) == 0.0
 
-    def average_gradient(self, present: list[int], betas: Sequence[float]) -> None:
-        """From here on the gradient in scratch is the averaged one, if there is momentum."""
-        if self.momentum is not None:
-            self.momentum.mix(self.scratch.gradient, present, betas)
-
     def add_to_average(self) -> None:
         torch._foreach_add_(self._window_parts, self.weights())
         self.average.count += 1
