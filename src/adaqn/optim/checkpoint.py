@@ -8,7 +8,6 @@ is left to torch (D27).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
@@ -19,12 +18,15 @@ from adaqn.core.curvature import Curvature
 from adaqn.core.scaling import Scaling
 from adaqn.optim.descent import Group, any_momentum
 from adaqn.optim.events import FORMAT, Counters
-from adaqn.optim.layout import number_names, tensor_layout, vector_layout
+from adaqn.optim.layout import number_names, vector_layout
 from adaqn.optim.making import flat_for, new_state
 from adaqn.optim.method import Method
 from adaqn.optim.state import State
+from adaqn.parameters.buffers import tensor_layout
 from adaqn.parameters.flat import FlatParameters
 from adaqn.parameters.loading import Entry, entries_by_parameter
+from adaqn.parameters.saved import Expected, check_entries, foreign
+from adaqn.parameters.saved import show as show_beside_others
 
 _OWN = {
     *(field.name for field in fields(Counters)),
@@ -55,18 +57,9 @@ def own_names(scaling: Scaling, curvature: Curvature, shapes: Iterable[Sequence[
 
 def show(target: dict[Any, Any], state: State | None, *, saved: bool) -> None:
     """``optimizer.state`` ← our entries, as they are saved or as views to look at, beside those of others."""
-    if state is None:
-        return
-    ours = own_names(state.scaling, state.curvature, state.h0_flat.shapes)
-    for key, entry in list(target.items()):
-        if isinstance(key, Tensor) and isinstance(entry, dict):
-            target[key] = {name: value for name, value in entry.items() if name not in ours}
-            if not target[key]:
-                del target[key]
-    entries = state.saved() if saved else state.shown()
-    for p, entry in zip(state.flat.params, entries, strict=True):
-        beside = target.get(p)
-        target[p] = {**entry, **beside} if isinstance(beside, dict) else entry
+    if state is not None:
+        ours = own_names(state.scaling, state.curvature, state.h0_flat.shapes)
+        show_beside_others(target, state, ours, saved=saved)
 
 
 def taken(saved: dict[str, Any], method: Method, groups: list[Group]) -> tuple[State | None, dict[str, Any]]:
@@ -86,22 +79,11 @@ def taken(saved: dict[str, Any], method: Method, groups: list[Group]) -> tuple[S
         state = restored([params[i] for i in entries], list(entries.values()), method, momentum=momentum)
     if len(saved_groups) == len(groups):  # otherwise torch says so
         saved_groups = [_with_momentum(*both) for both in zip(saved_groups, groups, strict=True)]
-    return state, {**saved, "param_groups": saved_groups, "state": _foreign(saved, ours)}
+    return state, {**saved, "param_groups": saved_groups, "state": foreign(saved, ours)}
 
 
 def _with_momentum(saved: Group, ours: Group) -> Group:
     return {**saved, "momentum": ours["momentum"]} if "momentum" in ours and "momentum" not in saved else saved
-
-
-def _foreign(saved: dict[str, Any], ours: set[str]) -> dict[Any, Any]:
-    """What others have put there: whole entries by keys of their own, and beside ours in those of parameters."""
-    parameters = {key for group in saved["param_groups"] for key in group["params"]}
-    found = {}
-    for key, entry in saved["state"].items():
-        theirs = {name: v for name, v in entry.items() if name not in ours} if key in parameters else entry
-        if theirs or key not in parameters:
-            found[key] = theirs
-    return found
 
 
 def saved_entries(state_dict: dict[str, Any], count: int, own: set[str]) -> dict[int, Entry]:
@@ -130,89 +112,29 @@ def migrated(entry: Entry) -> Entry:
     return {**dict.fromkeys((*NEW_IN_2, *NEW_IN_4), 0), **kept, **known, **entry, "format": FORMAT}
 
 
-def _check(entries: list[Entry], flat: FlatParameters, method: Method, *, momentum: bool) -> None:
-    """Do these entries fit a state of that method for those parameters? One clear error if not."""
+def expected_of(method: Method, flat: FlatParameters, *, momentum: bool) -> Expected:
+    """What a saved state of that method for those parameters holds."""
     rows = {name: shape for name, (shape, _, _) in vector_layout(method, momentum=momentum).items()}
-    by_parameter = tensor_layout(method.scaling, flat.for_scaling(method.scaling))
-    numbers = number_names(method, momentum=momentum)
-    for index, entry in enumerate(entries):
-        shape = flat.saved_shape(index)
-        version = entry.get("format", FORMAT)
-        if version != FORMAT:
-            raise ValueError(
-                f"the saved state has format {version} and this version of adaqn reads 1 to {FORMAT}: "
-                "load it with the adaqn that wrote it"
-            )
-        own = {name: shapes[index] for name, shapes in by_parameter.items()}
-        tensors = {name: ours for name, ours in own.items() if ours is not None}
-        expected = {*rows, *tensors, *numbers, "gram", "accepted"}
-        missing, unknown = expected - set(entry), set(entry) - expected
-        if missing or unknown:
-            raise ValueError(
-                f"the state of parameter {index} was saved by another method or with other options: "
-                f"missing {sorted(missing) or 'nothing'}, unknown {sorted(map(str, unknown)) or 'nothing'}. Build the "
-                "optimizer with the options it was saved with, or start without its state"
-            )
-        shapes = tensors | {name: (*prefix, *shape) for name, prefix in rows.items()} | {"accepted": shape}
-        (memory_size,) = rows["pairs_s"]
-        shapes["gram"] = (memory_size, memory_size)
-        for name, ours in shapes.items():
-            is_vector = name in rows or name == "accepted"
-            _check_tensor(index, name, entry[name], ours, len(rows.get(name, ())) if is_vector else None)
-        for name in sorted(numbers):
-            _check_number(index, name, entry[name])
-        fisher_size = rows["fisher"][0] if "fisher" in rows else None
-        for ring, size in (("pairs", memory_size), ("curvature", fisher_size)):
-            if size is not None and f"{ring}_size" in entry:
-                _check_range(index, f"{ring}_size", entry[f"{ring}_size"], size)
-                _check_range(index, f"{ring}_start", entry[f"{ring}_start"], size - 1)
-
-
-def _check_tensor(index: int, name: str, saved: Any, ours: tuple[int, ...], rows: int | None) -> None:
-    if not isinstance(saved, Tensor):
-        raise ValueError(f"the saved {name!r} of parameter {index} is {type(saved).__name__}, not a tensor")
-    if not (tuple(saved.shape) == ours or (rows is not None and _same_vectors(tuple(saved.shape), ours, rows))):
-        raise ValueError(
-            f"the saved {name!r} of parameter {index} has shape {tuple(saved.shape)}, and this optimizer's "
-            f"is {ours}: use the model, memory_size and fisher_size that it was saved with"
-        )
-
-
-def _same_vectors(theirs: tuple[int, ...], ours: tuple[int, ...], rows: int) -> bool:
-    """Is one the other with the parameter's shape flattened, as ``shard_history`` saves it?"""
-    one_is_flat = rows + 1 in (len(theirs), len(ours))
-    return one_is_flat and theirs[:rows] == ours[:rows] and math.prod(theirs) == math.prod(ours)
-
-
-def _check_number(index: int, name: str, saved: Any) -> None:
-    try:
-        usable = math.isfinite(float(saved)) and (float(saved) >= 0 or name in SIGNED)
-    except (TypeError, ValueError):
-        usable = False
-    if not usable:
-        raise ValueError(
-            f"the saved {name!r} of parameter {index} is {saved!r}, not "
-            f"{'a finite number' if name in SIGNED else 'a number of at least 0'}: corrupt state"
-        )
-
-
-def _check_range(index: int, name: str, saved: Any, largest: int) -> None:
-    if not 0 <= saved <= largest:
-        raise ValueError(f"the saved {name!r} of parameter {index} is {saved}, outside 0 to {largest}: corrupt state")
+    (memory_size,) = rows["pairs_s"]
+    rings = {"pairs": memory_size} | ({"curvature": rows["fisher"][0]} if "fisher" in rows else {})
+    return Expected(
+        FORMAT,
+        1,
+        {**rows, "accepted": ()},
+        tensor_layout(method.scaling, flat.for_scaling(method.scaling)),
+        {"gram": (memory_size, memory_size)},
+        number_names(method, momentum=momentum),
+        SIGNED,
+        rings,
+    )
 
 
 def restored(params: list[Tensor], entries: list[Entry], method: Method, *, momentum: bool) -> State:
     """A new state for these parameters with what was saved of each; one clear error if that does not fit."""
     flat = flat_for(method, params)
-    _check(entries, flat, method, momentum=momentum)
+    check_entries(entries, flat, expected_of(method, flat, momentum=momentum))
     state = new_state(method, flat, momentum=momentum)
     if entries[0]["keeps_accepted"]:
         state.keep_accepted()
-    vectors = state.buffers.keys() - state.tensor_plan.keys()
-    for index, (entry, tensors) in enumerate(zip(entries, state.per_parameter(), strict=True)):
-        for name, ours in tensors.items():
-            ours.copy_(state.flat_of(name).held(index, entry[name], ours) if name in vectors else entry[name])
-    state.load_numbers(entries)
-    if any(entry["pairs_s"].dtype != state.pairs.S.dtype for entry in entries):
-        state.pairs.recompute()
+    state.load(entries)
     return state

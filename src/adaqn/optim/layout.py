@@ -1,28 +1,17 @@
-"""What a quasi-Newton optimizer keeps: which vectors, tensors and numbers by which names, and how many bytes that is.
-
-Vectors as long as all parameters together are rows of flat buffers. Tensors of any shape, which a scaling keeps for
-each parameter, lie one behind the other in one buffer per name.
-"""
+"""What a quasi-Newton optimizer keeps: which vectors and numbers by which names, and how many bytes that is."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import torch
-from torch import Tensor
 
 from adaqn.core.pairs import TowardsH0
-from adaqn.core.scaling import Scaling
 from adaqn.optim.events import Counters
 from adaqn.optim.method import Method
+from adaqn.parameters.buffers import Layout, tensor_layout, total
 from adaqn.parameters.flat import FlatParameters
 
-Layout = dict[str, tuple[tuple[int, ...], torch.dtype | None, torch.device | None]]
-"""Name → (rows, dtype, device) of a buffer as long as the parameters; ``None`` follows them."""
-Shapes = list[tuple[int, ...] | None]
-"""Of one tensor per parameter; ``None`` for a parameter that has none of that name."""
 WORK_VECTORS = 2
 """Vectors whose content matters only within a step: they are not saved."""
 
@@ -54,36 +43,6 @@ def number_names(method: Method, *, momentum: bool) -> set[str]:
     }
 
 
-def tensor_layout(scaling: Scaling, flat: FlatParameters) -> dict[str, Shapes]:
-    """Name in the saved state → its shape for each parameter."""
-    plan: dict[str, Shapes] = {}
-    for index, shape in enumerate(flat.shapes):
-        for name, ours in scaling.tensor_shapes(tuple(shape)).items():
-            plan.setdefault(f"scaling_{name}", [None] * len(flat.shapes))[index] = tuple(ours)
-    taken = {f"scaling_{name}" for name in (*scaling.vector_names, *scaling.number_names)} & set(plan)
-    if taken:
-        names = sorted(name.removeprefix("scaling_") for name in taken)
-        raise ValueError(f"{type(scaling).__name__} has a tensor and a vector or number of the same name: {names}")
-    return plan
-
-
-def tensor_buffer(shapes: Shapes, flat: FlatParameters) -> Tensor:
-    """Zeros for all of them, of the dtype and on the device of the vectors."""
-    with torch.inference_mode(False):
-        return torch.zeros(_total(shapes), dtype=flat.dtype, device=flat.device)
-
-
-def tensors_by_parameter(buffers: Mapping[str, Tensor], plan: dict[str, Shapes], count: int) -> list[dict[str, Tensor]]:
-    """For each of ``count`` parameters name → view."""
-    entries: list[dict[str, Tensor]] = [{} for _ in range(count)]
-    for name, shapes in plan.items():
-        pieces = torch.split(buffers[name], [0 if shape is None else math.prod(shape) for shape in shapes])
-        for entry, piece, shape in zip(entries, pieces, shapes, strict=True):
-            if shape is not None:
-                entry[name] = piece.view(shape)
-    return entries
-
-
 @dataclass(frozen=True)
 class Size:
     """Bytes by what they are for."""
@@ -108,14 +67,10 @@ def size_of_state(flat: FlatParameters, method: Method, *, momentum: bool, accep
         part = "h0" if name.startswith("scaling_") else part
         parts[part] += torch.Size(rows).numel() * flat.n * (dtype or flat.dtype).itemsize
     h0_flat = flat.for_scaling(method.scaling)
-    parts["h0"] += sum(map(_total, tensor_layout(method.scaling, h0_flat).values())) * h0_flat.dtype.itemsize
+    parts["h0"] += sum(map(total, tensor_layout(method.scaling, h0_flat).values())) * h0_flat.dtype.itemsize
     if h0_flat is not flat:  # H0's vectors are whole, and it has two more to work with
         kept = len(method.scaling.vector_names)
         parts["h0"] += ((kept + 2) * h0_flat.n - kept * flat.n) * flat.dtype.itemsize
     vectors = WORK_VECTORS + accepted + isinstance(method.repair, TowardsH0)  # H0⁻¹s, while a pair is damped
     parts["others"] += vectors * flat.n * flat.dtype.itemsize
     return Size(**parts)
-
-
-def _total(shapes: Sequence[tuple[int, ...] | None]) -> int:
-    return sum(math.prod(shape) for shape in shapes if shape is not None)

@@ -107,7 +107,7 @@ class QuasiNewton(Optimizer):
         size, s_dot_g = measure(state, sizes, present)
         if not self._check_gradient(state, size):
             return loss
-        state.update_scaling(present)  # H0: Σg² in the paper
+        state.show_to_h0(state.scratch.gradient, present, negated=self._method.maximize)  # H0: Σg² in the paper
         if self._method.pair_every_step:
             state.move_anchor_here()  # s is this step, whatever moved the weights
         state.curvature.observe(state.scratch.gradient)  # l. 6, before l. 5 spends the gradient
