@@ -19,13 +19,13 @@ from adaqn.core.eigenbasis import matrix_shape
 from adaqn.core.kronecker import Kronecker
 from adaqn.core.outcome import Outcome
 from adaqn.core.pairs import CURVATURE_TESTS, TowardsH0
-from adaqn.optim.descent import trained
 from adaqn.optim.events import RECENT, CycleEvent, Stats
 from adaqn.optim.family import Common
 from adaqn.optim.layout import Size, size_of_state
 from adaqn.optim.making import flat_for
 from adaqn.optim.method import Method
 from adaqn.optim.removed import PLACES
+from adaqn.parameters.flat import trained
 
 if TYPE_CHECKING:
     from adaqn.optim.optimizer import QuasiNewton
@@ -136,7 +136,7 @@ def record_of(optimizer: QuasiNewton) -> Record:
 
 def settings_of(optimizer: QuasiNewton) -> Settings:
     m, state = optimizer._method, optimizer._state
-    params, _ = trained(optimizer.param_groups, state)
+    params, _ = trained(optimizer.param_groups, set() if state is None else state.frozen)
     flat = state.flat if state is not None else flat_for(m, params) if params else None
     narrow = replace(m, storage=replace(m.storage, history_dtype=torch.bfloat16, fisher_dtype=torch.bfloat16))
     decay = 1.0 if state is None else state.decay

@@ -59,18 +59,6 @@ def check_scheduled(groups: Iterable[Group]) -> None:
             check_momentum(group["momentum"])
 
 
-def trained(groups: Iterable[Group], state: State | None) -> tuple[list[Tensor], list[Group]]:
-    """The parameters that require a gradient or have one (D26), and the group of each."""
-    staying = () if state is None else state.frozen
-    params, of_each = [], []
-    for group in groups:
-        for p in group["params"]:
-            if p.requires_grad or p.grad is not None or id(p) in staying:
-                params.append(p)
-                of_each.append(group)
-    return params, of_each
-
-
 class StepSizes:
     """lr, weight decay and momentum of each trained parameter, as the groups have them now.
 

@@ -34,22 +34,14 @@ def moved(old: State, params: list[Tensor]) -> State:
     flat = flat_for(old.method, params)
     if isinstance(old.curvature, ModelCurvature):
         old.curvature.attach(flat)
-    scaling = old.scaling  # one object for both: making the new state gives it new tensors
-    numbers = [scaling.numbers(i) for i in range(len(old.flat.params))]
-    vectors, tensors = dict(scaling.vectors), list(scaling.tensors)
+    known = old.h0_by_parameter()  # before its H0 gets new tensors: one object serves both states
     new = State(flat, old.method, old.parts, momentum=old.momentum is not None, counters=old.counters)
-    before = {id(p): i for i, p in enumerate(old.flat.params)}
-    for i, p in enumerate(flat.params):
-        j = before.get(id(p))
-        if j is None or flat.shapes[i] != old.flat.shapes[j]:
-            continue
-        scaling.load_numbers(i, numbers[j])
-        for name, vector in vectors.items():
-            new.h0_flat.views(scaling.vectors[name])[i].copy_(old.h0_flat.views(vector)[j])
-        for name, tensor in tensors[j].items():
-            scaling.tensors[i][name].copy_(tensor)
-        if old.master is not None and new.master is not None:
-            flat.views(new.master)[i].copy_(old.flat.views(old.master)[j])
-    if new.master is not None:
+    new.take_h0(old.flat, known)
+    if old.master is not None and new.master is not None:
+        before = {id(p): i for i, p in enumerate(old.flat.params)}
+        for i, p in enumerate(flat.params):
+            j = before.get(id(p))
+            if j is not None and flat.shapes[i] == old.flat.shapes[j]:
+                flat.views(new.master)[i].copy_(old.flat.views(old.master)[j])
         new.anchor.copy_(new.master)
     return new

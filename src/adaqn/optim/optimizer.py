@@ -32,7 +32,7 @@ from adaqn.optim.cycle_end import (
     offer,
     return_to_anchor,
 )
-from adaqn.optim.descent import Group, StepSizes, any_momentum, check_group, check_scheduled, descend, measure, trained
+from adaqn.optim.descent import Group, StepSizes, any_momentum, check_group, check_scheduled, descend, measure
 from adaqn.optim.events import RECENT, UNSTORED_WARNING, Counters, CycleEvent, Notices, Stats, warn
 from adaqn.optim.judge import Losses
 from adaqn.optim.layout import size_of_state
@@ -43,7 +43,7 @@ from adaqn.optim.removed import attribute_error
 from adaqn.optim.state import State
 from adaqn.optim.warm_start import check_source, fill_scaling, source_states
 from adaqn.optim.watch import MonitorFunction, Watch
-from adaqn.parameters.flat import check_one_device
+from adaqn.parameters.flat import check_one_device, trained
 from adaqn.parameters.loading import around_torchs_loading
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class QuasiNewton(Optimizer):
         """One step from the gradients in ``.grad``; a closure, if given, is run first (l. 4 to 8)."""
         self._refuse_while_averaging("step()")
         loss, rerun = self._evaluate(closure)
-        params, groups = trained(self.param_groups, self._state)
+        params, groups = trained(self.param_groups, self._staying())
         if all(p.grad is None for p in params):
             self._note_no_gradient(params)
             return loss
@@ -179,6 +179,10 @@ class QuasiNewton(Optimizer):
     def _parameters(self) -> list[Tensor]:
         """All parameters, frozen ones too, in the order of the groups."""
         return [p for group in self.param_groups for p in group["params"]]
+
+    def _staying(self) -> set[int]:
+        """Parameters that were frozen with a gradient set by hand (D26)."""
+        return set() if self._state is None else self._state.frozen
 
     def _moves(self) -> bool:
         """Has any group a step size? That call of torch.distributed.checkpoint has none, and no closure either."""
@@ -273,7 +277,7 @@ class QuasiNewton(Optimizer):
 
     def state_size(self) -> int:
         """Bytes of history and work space of this process, known before the first step."""
-        params, _ = trained(self.param_groups, self._state)
+        params, _ = trained(self.param_groups, self._staying())
         if self._state is None and not params:
             return 0
         flat = self._state.flat if self._state is not None else flat_for(self._method, params)
@@ -360,7 +364,7 @@ class QuasiNewton(Optimizer):
         check_source(source, self._method.scaling)
         everything = self._parameters()
         states = dict(zip(map(id, everything), source_states(source, everything), strict=True))
-        params, _ = trained(self.param_groups, self._state)
+        params, _ = trained(self.param_groups, self._staying())
         if not params:
             raise ValueError("no parameter requires a gradient: unfreeze what should be trained first")
         state = self._state_of(params)

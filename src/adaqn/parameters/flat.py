@@ -9,8 +9,9 @@ may hold only this process's part of each parameter (:mod:`adaqn.parameters.shar
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -163,6 +164,17 @@ def trainable(params: Iterable[Tensor]) -> list[Tensor]:
     if not found:
         raise ValueError("no parameter requires a gradient: unfreeze what should be trained first")
     return found
+
+
+def trained(groups: Iterable[dict[str, Any]], staying: Collection[int]) -> tuple[list[Tensor], list[dict[str, Any]]]:
+    """The parameters that require a gradient, have one or are ``staying`` by their id (D26), and the group of each."""
+    params, of_each = [], []
+    for group in groups:
+        for p in group["params"]:
+            if p.requires_grad or p.grad is not None or id(p) in staying:
+                params.append(p)
+                of_each.append(group)
+    return params, of_each
 
 
 def check_one_device(params: Sequence[Tensor]) -> None:

@@ -18,6 +18,9 @@ from adaqn.parameters.buffers import Layout, tensor_buffer, tensor_layout, tenso
 from adaqn.parameters.flat import FlatParameters
 from adaqn.parameters.sharded import FlatSlices, WholeH0
 
+Known = tuple[dict[str, Tensor], dict[str, float]]
+"""The tensors and the numbers that H0 keeps of one parameter."""
+
 
 class Memory:
     """The vectors of a method, and the parts that live on them.
@@ -78,9 +81,34 @@ class Memory:
         else:
             self.scaling.see(gradient, present)
 
+    def show_vector_to_h0(self, gradient: Tensor, present: list[int]) -> None:
+        """The same with a gradient that need not lie in ``.grad`` any more."""
+        if isinstance(self.h0, WholeH0):
+            self.h0.learn_from(gradient, present)
+        else:
+            self.scaling.see(gradient, present)
+
     def flat_of(self, name: str) -> FlatParameters:
         """The vectors that a buffer of that name holds."""
         return self.h0_flat if name.startswith("scaling_") else self.flat
+
+    def h0_by_parameter(self) -> list[Known]:
+        """What H0 knows of each parameter: views, and numbers."""
+        vectors = {name: self.h0_flat.views(vector) for name, vector in self.scaling.vectors.items()}
+        return [
+            ({name: views[i] for name, views in vectors.items()} | self.scaling.tensors[i], self.scaling.numbers(i))
+            for i in range(len(self.flat.params))
+        ]
+
+    def take_h0(self, old: FlatParameters, known: list[Known]) -> None:
+        """Carry over what H0 of other vectors knew of the parameters that stay."""
+        before = {id(p): i for i, p in enumerate(old.params)}
+        for i, (p, (tensors, _)) in enumerate(zip(self.flat.params, self.h0_by_parameter(), strict=True)):
+            j = before.get(id(p))
+            if j is not None and self.flat.shapes[i] == old.shapes[j]:
+                for name, tensor in tensors.items():
+                    tensor.copy_(known[j][0][name])
+                self.scaling.load_numbers(i, known[j][1])
 
     # ------------------------------------------------------------------ saving
 

@@ -166,6 +166,10 @@ class WholeH0:
             self.before.neg_()
         self.scaling.see(self.before, present)
 
+    def learn_from(self, gradient: Tensor, present: Sequence[int]) -> None:
+        """See a gradient of which each process has a part."""
+        self.scaling.see(self.flat.gather_whole(gradient, out=self.before), present)
+
     def apply(self, v: Tensor, out: Tensor) -> Tensor:
         whole = self.flat.gather_whole(v, out=self.before)
         return self.flat.cut(applied(self.scaling, whole, self.after), out)
@@ -223,12 +227,8 @@ def check_parts(flat: FlatParameters, scaling: Scaling, curvature: Curvature, fi
     """Can these parts of a method work with vectors of which each process has a part?"""
     if flat.is_whole:
         return
+    check_scaling(flat, scaling, "give preset='modern', or scaling='adam' or another that is element-wise")
     kind = "sharded parameters" if isinstance(flat, FlatShards) else "shard_history=True"
-    if needs_matrices(scaling) and isinstance(flat, FlatShards):
-        raise ValueError(
-            f"{type(scaling).__name__} needs whole matrices, and with {kind} each process has a part of them: give "
-            "preset='modern', or scaling='adam' or another that is element-wise"
-        )
     if curvature.needs_model:
         raise ValueError(
             f"{type(curvature).__name__} evaluates the unwrapped model, and with {kind} no process has whole vectors "
@@ -238,4 +238,13 @@ def check_parts(flat: FlatParameters, scaling: Scaling, curvature: Curvature, fi
         raise ValueError(
             f"fisher_device={fisher_device} with {kind}: what is saved of a parameter must lie on one kind of device. "
             "Sharding already divides F̃ by the number of processes"
+        )
+
+
+def check_scaling(flat: FlatParameters, scaling: Scaling, advice: str) -> None:
+    """Can H0 work where a process has a part of each matrix?"""
+    if isinstance(flat, FlatShards) and needs_matrices(scaling):
+        raise ValueError(
+            f"{type(scaling).__name__} needs whole matrices, and with sharded parameters each process has a part of "
+            f"them: {advice}"
         )

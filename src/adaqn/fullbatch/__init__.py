@@ -1,0 +1,1 @@
+"""Methods for whole gradients: every evaluation of loss and gradient is of the same function."""

@@ -1,0 +1,108 @@
+"""What a method for whole gradients counts, and what it tells about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from adaqn.core.outcome import Outcome
+
+FORMAT = 1
+"""Version of the saved state; raise it with any change, and migrate or refuse what is older."""
+
+
+@dataclass
+class Counters:
+    """Plain numbers that change from iteration to iteration; all of them are saved."""
+
+    n_iter: int = 0
+    """Iterations, and below evaluations of the closure, by the names that torch has for them."""
+    func_evals: int = 0
+    calls: int = 0
+    """Of ``step``; the seed of a closure that takes one."""
+    stored: int = 0
+    skipped: int = 0
+    restarts: int = 0
+    """Searches that failed, after which the memory was emptied, or the gradient itself was followed."""
+    nonfinite: int = 0
+    """Evaluations whose loss or gradient was not finite."""
+    gamma: float = 1.0
+    """The factor of H0."""
+    difference: float = 0.0
+    """Between the last two losses of the same weights."""
+    noise: float = 0.0
+    """By how much such losses differ: the smaller of two differences in a row, so that a loss that was changed once,
+    or weights, are not taken for noise."""
+    has_loss: int = 0
+    loss: float = 0.0
+    """At the end of the last step, where it is known: of either sign."""
+    pending: int = 0
+    """Without a line search: does a step wait for the gradient behind it?"""
+
+    def note_loss(self, loss: float | None) -> None:
+        self.has_loss, self.loss = int(loss is not None), loss or 0.0
+
+    def note_difference(self, loss: float) -> None:
+        """The loss of the same weights once more: on another sample, or with other rounding errors."""
+        if self.has_loss:
+            before, self.difference = self.difference, abs(loss - self.loss)
+            self.noise = min(before, self.difference)
+
+
+@dataclass(frozen=True)
+class WholeStats:
+    """Totals since the optimizer was made; they are saved with its state."""
+
+    iterations: int
+    evaluations: int
+    stored: int
+    skipped: int
+    restarts: int
+    """Searches that failed, after which the memory was emptied, or the gradient itself was followed."""
+    nonfinite: int
+    """Evaluations whose loss or gradient was not finite: each shortened a step."""
+    pairs: int
+    """Curvature pairs in memory now; 0 for a full matrix."""
+    loss: float | None
+    """Where the last step ended."""
+    noise: float
+    """By how much losses of the same weights differ, as far as it was seen."""
+    reason: str
+    """Why the last step ended."""
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """One iteration: a direction, a search along it, a pair."""
+
+    step: int
+    """Iterations so far, this one included."""
+    evaluations: int
+    """All so far."""
+    outcome: Outcome
+    """Was its pair stored, was it skipped, or did the search fail (``REJECTED``)?"""
+    loss: float
+    previous_loss: float
+    gradient: float
+    """The largest absolute value in the gradient behind the step."""
+    length: float
+    """t of w ← w + t·d."""
+    trials: int
+    """Evaluations of this search."""
+    pairs: int
+    gamma: float
+    search: str
+    """How the search ended."""
+
+    def as_dict(self) -> dict[str, float]:
+        """Plain numbers by name, for any log."""
+        values = {
+            name: float(getattr(self, name))
+            for name in ("loss", "previous_loss", "gradient", "length", "trials", "pairs", "gamma", "evaluations")
+        }
+        for outcome in (Outcome.STORED, Outcome.SKIPPED, Outcome.REJECTED):
+            values[outcome.value] = float(self.outcome is outcome)
+        return values
+
+
+IterationCallback = Callable[[Iteration], None]

@@ -1,0 +1,119 @@
+"""L-BFGS on top of an adaptive H0, in the place of torch.optim.LBFGS."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from adaqn.core.checks import at_least_one, at_least_zero, step_size
+from adaqn.core.line_search import LineSearch
+from adaqn.core.scaling import Scaling
+from adaqn.fullbatch.events import IterationCallback
+from adaqn.fullbatch.method import WholeMethod, make_noise, make_search, make_storage, search_name
+from adaqn.fullbatch.optimizer import WholeGradient
+from adaqn.optim.events import callbacks
+from adaqn.optim.method import make_damping, make_h0
+from adaqn.optim.settings import ScalingName, StorageOptions
+
+SearchName = Literal["strong_wolfe", "hager_zhang", "backtracking"]
+
+
+class LBFGS(WholeGradient):
+    r"""L-BFGS for whole gradients, a drop-in for ``torch.optim.LBFGS``: change the import.
+
+    .. math::
+        w \leftarrow w - t\,H g, \qquad H = \mathrm{LBFGS}(\gamma H_0; S, Y), \qquad
+        \gamma = \frac{s \cdot y}{y \cdot H_0 y}
+
+    with :math:`H_0` learnt from the gradients, SOAP's operator by default, t from a line search, and the pairs
+    s = the step, y = the change of the gradient along it. With ``scaling="identity"`` it is torch's L-BFGS, to the
+    iterate. The loss must be the same function throughout a step; between steps see :meth:`resampled`.
+
+    What torch's lacks: param groups, ``maximize``, frozen parameters, wide history of low-precision weights, several
+    processes, losses that are not finite (they shorten a step), restarts, ``state_dict()`` that resumes bit for bit,
+    ``stats`` and ``explain()``.
+
+    Args:
+        params: parameters or param groups; groups may have their own ``lr``.
+        lr: the first length that a search tries. With several groups, Λ = lr/max lr scales H0.
+        max_iter: iterations per step.
+        max_eval: evaluations of the closure per step, never exceeded; by default 5/4 of ``max_iter``.
+        tolerance_grad: stop where the largest absolute value of the gradient is at most this.
+        tolerance_change: stop where loss or weights change by less.
+        history_size: pairs kept.
+        line_search_fn: ``"strong_wolfe"``, ``"hager_zhang"``, ``"backtracking"``, a function as in
+            :class:`adaqn.core.line_search.LineSearch`, or ``None`` for steps of length ``lr``, torch's default.
+        scaling: H0, by name or as an object such as ``Kronecker(refresh=10)``.
+        damping: y is mixed with H0⁻¹s until s·y is at least this share of s·H0⁻¹s. 0 is none.
+        noise: differences of losses that mean nothing to a search; ``"auto"`` compares the loss at the end of a step
+            with that at the beginning of the next.
+        maximize: maximize the loss.
+        storage: ``history_dtype``, ``master_weights`` and ``shard_history`` of it.
+        on_cycle: called with an :class:`adaqn.Iteration` after each iteration; one function or a list.
+        process_group: as in :class:`adaqn.AdaQN`. The loss is the mean over the processes.
+
+    >>> import torch
+    >>> x = torch.linspace(-1, 1, 50)[:, None]
+    >>> net = torch.nn.Sequential(torch.nn.Linear(1, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+    >>> opt = LBFGS(net.parameters(), max_iter=100)
+    >>> def closure():
+    ...     opt.zero_grad()
+    ...     loss = (net(x) - x.sin()).square().mean()
+    ...     loss.backward()
+    ...     return loss
+    >>> before = opt.step(closure)
+    >>> bool(closure() < 0.01 * before)
+    True
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1.0,
+        max_iter: int = 20,
+        max_eval: int | None = None,
+        tolerance_grad: float = 1e-7,
+        tolerance_change: float = 1e-9,
+        history_size: int = 100,
+        line_search_fn: SearchName | LineSearch | None = "hager_zhang",
+        *,
+        scaling: ScalingName | Scaling = "kronecker",
+        damping: float = 0.0,
+        noise: float | Literal["auto"] = "auto",
+        maximize: bool = False,
+        storage: StorageOptions | None = None,
+        on_cycle: IterationCallback | Sequence[IterationCallback] | None = None,
+        process_group: Any = None,
+    ) -> None:
+        at_least_one("max_iter", max_iter)
+        h0, stored, search = make_h0(scaling), make_storage(storage), make_search(line_search_fn)
+        made_of = {
+            "size": at_least_one("history_size", history_size),
+            "repair": make_damping(damping, h0, asked=True),
+            "dtype": stored.history_dtype,
+            "wide_weights": stored.master_weights,
+            "waits": search is None,
+        }
+        method = WholeMethod(
+            h0,
+            search,
+            made_of=made_of,
+            noise=make_noise(noise),
+            maximize=maximize,
+            shard_history=stored.shard_history,
+            on_cycle=callbacks(on_cycle),
+            process_group=process_group,
+        )
+        defaults = {
+            "lr": step_size("lr", lr),
+            "max_iter": max_iter,
+            "max_eval": max_iter * 5 // 4 if max_eval is None else at_least_one("max_eval", max_eval),
+            "tolerance_grad": at_least_zero("tolerance_grad", tolerance_grad),
+            "tolerance_change": at_least_zero("tolerance_change", tolerance_change),
+            "history_size": history_size,
+            "line_search_fn": search_name(line_search_fn),
+        }
+        super().__init__(params, method, defaults)

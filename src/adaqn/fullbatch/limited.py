@@ -1,0 +1,261 @@
+"""H from the last curvature pairs on top of γ·Λ^½ H0 Λ^½: the memory of L-BFGS."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adaqn.core.direction import applied, gram
+from adaqn.core.outcome import Outcome
+from adaqn.core.pairs import Repair, is_usable
+from adaqn.core.scaling import Scaling
+from adaqn.fullbatch.events import FORMAT, Counters
+from adaqn.parameters.buffers import Layout, tensor_layout, total
+from adaqn.parameters.flat import FlatParameters
+from adaqn.parameters.memory import Memory
+from adaqn.parameters.saved import Expected
+
+SMALLEST_COSINE = 1e-10
+"""A pair whose s and y are more nearly at right angles is rounding error."""
+
+
+VECTORS = ("size", "dtype", "wide_weights", "waits")
+"""What decides which vectors are kept."""
+
+
+class ScaledH0:
+    """γ·Λ^½ H0 Λ^½ with Λ = lrᵢ/max lr of the param groups."""
+
+    def __init__(self, h0: Any, counters: Counters, flat: FlatParameters) -> None:
+        self.h0, self.counters, self.flat = h0, counters, flat
+        self.roots: list[float] | None = None
+        """Λ^½ by parameter; ``None`` where all step sizes are the same."""
+
+    def apply(self, v: Tensor, out: Tensor) -> Tensor:
+        """out ← γΛ^½ H0 Λ^½ v."""
+        return self.unscaled(v, out).mul_(self.counters.gamma)
+
+    def unscaled(self, v: Tensor, out: Tensor) -> Tensor:
+        """The same without γ."""
+        if self.roots is None:
+            return applied(self.h0, v, out)
+        return self._times_roots(applied(self.h0, self._times_roots(v.clone()), out))
+
+    def apply_inverse(self, v: Tensor, out: Tensor) -> Tensor:
+        """out ← the inverse times v; where Λ is zero nothing moves, and v is zero too."""
+        v = v if self.roots is None else self._times_roots(v.clone(), inverse=True)
+        found: Tensor = self.h0.apply_inverse(v, out=out)
+        if self.roots is not None:
+            self._times_roots(found, inverse=True)
+        return found.div_(self.counters.gamma)
+
+    def weighed(self, v: Tensor) -> Tensor:
+        """v ← Λv."""
+        return v if self.roots is None else self._times_roots(self._times_roots(v))
+
+    def _times_roots(self, v: Tensor, *, inverse: bool = False) -> Tensor:
+        assert self.roots is not None
+        for part, root in zip(self.flat.views(v), self.roots, strict=True):
+            part.mul_(root if not inverse else 1.0 / root if root else 0.0)
+        return v
+
+
+class LimitedMemory(Memory):
+    """The pairs, H0, and the numbers of a method with both.
+
+    Args:
+        flat: the parameters.
+        scaling: H0, as yet without vectors.
+        size: pairs kept.
+        repair: damping of a pair, or ``None``.
+        dtype: of the pairs; ``None`` follows the parameters.
+        wide_weights: keep wide copies of low-precision weights.
+        waits: does a step wait for the gradient behind it until the next call? It does without a line search.
+    """
+
+    def __init__(
+        self,
+        flat: FlatParameters,
+        scaling: Scaling,
+        size: int,
+        *,
+        repair: Repair | None = None,
+        dtype: torch.dtype | None = None,
+        wide_weights: bool = False,
+        waits: bool = False,
+    ) -> None:
+        self.made_of = {"size": size, "repair": repair, "dtype": dtype, "wide_weights": wide_weights, "waits": waits}
+        super().__init__(flat, copy.deepcopy(scaling), vector_plan(scaling, **self._vectors()), size)
+        self.repair = repair
+        self.counters = Counters()
+        self.scaled = ScaledH0(self.h0, self.counters, flat)
+        self.frozen = {id(p) for p in flat.params if not p.requires_grad and p.grad is not None}
+        """Parameters with a gradient set by hand: they stay here, with one or without (D26)."""
+        self.restart()
+
+    def _vectors(self) -> dict[str, Any]:
+        return {name: self.made_of[name] for name in VECTORS}
+
+    @staticmethod
+    def bytes_needed(flat: FlatParameters, scaling: Scaling, **made_of: Any) -> int:
+        """Of pairs, H0 and whatever else is kept between steps."""
+        return bytes_kept(flat, scaling, **{name: made_of[name] for name in VECTORS})
+
+    def expected(self) -> Expected:
+        return expected_of(self.scaling, self.flat, **self._vectors())
+
+    @torch.no_grad()
+    def restart(self) -> None:
+        """The weights were changed from outside: the pairs are of other ones, H0 keeps what it has seen."""
+        self.forget()
+        self.counters.note_loss(None)
+        self.counters.pending = 0
+        if self.master is not None:
+            self.flat.gather(self.master)
+
+    def forget(self) -> None:
+        """No pairs any more."""
+        self.pairs.clear()
+        self.scaling.on_cleared()
+
+    @property
+    def knows(self) -> int:
+        return len(self.pairs)
+
+    @property
+    def is_plain(self) -> bool:
+        return type(self.scaling) is Scaling
+
+    def weigh(self, roots: list[float] | None) -> None:
+        """Λ^½ of the groups, as it is now; pairs that move what must not move any more are dropped."""
+        before, now = self.scaled.roots, roots
+        self.scaled.roots = now
+        if before != now and any(root == 0.0 for root in now or ()) and len(self.pairs):
+            self.forget()
+
+    def see(self, gradient: Tensor, present: list[int]) -> None:
+        """H0 learns from the gradient at the point from which the next step is made."""
+        self.show_vector_to_h0(gradient, present)
+
+    def direction(self, gradient: Tensor) -> Tensor:
+        """−H·g, a new vector."""
+        out = torch.empty_like(gradient)
+        return gram(gradient.clone(), self.pairs, self.scaled, out=out, reduce=self.flat.reduce).neg_()
+
+    def descent(self, gradient: Tensor) -> Tensor:
+        """−Λg, a new vector."""
+        return self.scaled.weighed(gradient.neg())
+
+    def offer(self, s: Tensor, y: Tensor) -> Outcome:
+        """The pair is stored if it tells of positive curvature, and γ follows it; y may come back damped."""
+        if self.repair is not None:
+            self.repair(s, y, self.scaled, self.flat.settle)  # type: ignore[arg-type]
+        ss, sy, yy = self.flat.settle(torch.stack([s.dot(s), s.dot(y), y.dot(y)]).double()).tolist()
+        usable = is_usable(sy, yy) and sy > SMALLEST_COSINE * ss**0.5 * yy**0.5
+        if not usable:
+            self.counters.skipped += 1
+            return Outcome.SKIPPED
+        self.pairs.push(s, y)
+        self.counters.stored += 1
+        self.scaling.on_stored(sy, yy)
+        h0_y = self.scaled.unscaled(y, torch.empty_like(y))
+        (along,) = self.flat.settle(torch.stack([y.dot(h0_y)]).double()).tolist()
+        if is_usable(sy, along):
+            self.counters.gamma = sy / along
+        return Outcome.STORED
+
+    def wait_for_gradient(self, s: Tensor, gradient: Tensor) -> None:
+        """Keep a step and the gradient before it: the one behind it comes with the next call."""
+        self.buffers["pending_s"].copy_(s)
+        self.buffers["pending_gradient"].copy_(gradient)
+        self.counters.pending = 1
+
+    def pair_that_waited(self, gradient: Tensor) -> None:
+        """Store the pair of the last step, whose gradient has come."""
+        if self.counters.pending:
+            self.counters.pending = 0
+            self.offer(self.buffers["pending_s"], gradient - self.buffers["pending_gradient"])
+
+    def read_weights(self, out: Tensor) -> Tensor:
+        """out ← the weights, the wide ones where there are such."""
+        return self.flat.gather(out) if self.master is None else out.copy_(self.master)
+
+    # ------------------------------------------------------------------ saving
+
+    def numbers(self, index: int) -> dict[str, float]:
+        return {"format": FORMAT, **asdict(self.counters), **super().numbers(index)}
+
+    def load_numbers(self, saved: Sequence[dict[str, Any]]) -> None:
+        super().load_numbers(saved)
+        for name, now in asdict(self.counters).items():
+            setattr(self.counters, name, type(now)(saved[0][name]))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Views of one buffer come out of a pickle as separate tensors, so only the buffers go in.
+        names = ("flat", "scaling", "made_of", "buffers", "shared")
+        parts = {name: getattr(self, name) for name in names}
+        return parts | {"numbers": [self.numbers(i) for i in range(len(self.flat.params))]}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        LimitedMemory.__init__(self, state["flat"], state["scaling"], **state["made_of"])
+        for name, buffer in state["buffers"].items():
+            self.buffers[name].copy_(buffer)
+        for name, tensor in state["shared"].items():
+            self.shared[name].copy_(tensor)
+        self.load_numbers(state["numbers"])
+
+
+def vector_plan(scaling: Scaling, size: int, *, dtype: torch.dtype | None, wide_weights: bool, waits: bool) -> Layout:
+    """Every buffer as long as the parameters that is kept between steps."""
+    one = ((), None, None)
+    plan: Layout = {"pairs_s": ((size,), dtype, None), "pairs_y": ((size,), dtype, None)}
+    plan |= {f"scaling_{name}": one for name in scaling.vector_names}
+    if waits:
+        plan |= {"pending_s": one, "pending_gradient": one}
+    if wide_weights:
+        plan["master"] = one
+    return plan
+
+
+def expected_of(scaling: Scaling, flat: FlatParameters, size: int, **vectors: Any) -> Expected:
+    """What a saved state for those parameters holds."""
+    return Expected(
+        FORMAT,
+        FORMAT,
+        {name: rows for name, (rows, _, _) in vector_plan(scaling, size, **vectors).items()},
+        tensor_layout(scaling, flat.for_scaling(scaling)),
+        {"gram": (size, size)},
+        number_names(scaling),
+        ("loss",),
+        {"pairs": size},
+        "the model and history_size",
+    )
+
+
+def own_names(memory: LimitedMemory) -> set[str]:
+    """By which names our part of the state of a parameter is saved."""
+    e = memory.expected()
+    return {*e.rows, *e.tensors, *e.shared, *e.numbers}
+
+
+def bytes_kept(flat: FlatParameters, scaling: Scaling, size: int, **vectors: Any) -> int:
+    """Of pairs, H0 and whatever else is kept between steps."""
+    total_bytes = 8 * size**2
+    h0_flat = flat.for_scaling(scaling)
+    for name, (rows, dtype, _) in vector_plan(scaling, size, **vectors).items():
+        n = h0_flat.n if name.startswith("scaling_") else flat.n
+        total_bytes += torch.Size(rows).numel() * n * (dtype or flat.dtype).itemsize
+    matrices = sum(map(total, tensor_layout(scaling, h0_flat).values()))
+    gathered = 2 * h0_flat.n if h0_flat is not flat else 0  # whole vectors to work with
+    return total_bytes + (matrices + gathered) * flat.dtype.itemsize
+
+
+def number_names(scaling: Scaling) -> set[str]:
+    """The plain numbers in the saved state of each parameter."""
+    of_scaling = {f"scaling_{name}" for name in scaling.number_names}
+    return {"format", "pairs_start", "pairs_size", *(field.name for field in fields(Counters)), *of_scaling}

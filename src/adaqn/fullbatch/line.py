@@ -1,0 +1,104 @@
+"""The line w + t·d: loss and slope at a point of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from adaqn.core.line_search import Trial
+from adaqn.fullbatch.closure import Evaluations
+from adaqn.parameters.memory import Memory
+
+
+@dataclass
+class Sample:
+    """The data behind the loss: another number is another sample."""
+
+    number: int = 0
+
+
+class ResampledError(Exception):
+    """The closure took another sample in the middle of a search: its losses do not compare."""
+
+
+class Objective:
+    """The function to be made small, of the weights as they are.
+
+    It knows the parameters as one vector and the closure of this step; what it reads is the same in all processes.
+    """
+
+    def __init__(self, memory: Memory, evaluations: Evaluations, sample: Sample, *, maximize: bool) -> None:
+        self.memory, self.evaluations, self.sample, self.maximize = memory, evaluations, sample, maximize
+        self.nonfinite = 0
+        self.present: list[int] = []
+        """Which parameters had a gradient."""
+
+    def here(self) -> tuple[float, Tensor]:
+        """Loss and gradient at the weights as they are: one evaluation."""
+        value = self.evaluations(self.memory.flat.processes)
+        return -value if self.maximize else value, self.gradient()
+
+    def gradient(self) -> Tensor:
+        """A new vector with what lies in ``.grad``."""
+        flat = self.memory.flat
+        g = flat.new()
+        self.present = flat.gather_gradients(flat.views(g))
+        return g.neg_() if self.maximize else g
+
+    def products(self, *pairs: tuple[Tensor, Tensor]) -> list[float]:
+        """Inner products, the same in all processes; one read from the device."""
+        partial = torch.stack([a.dot(b) for a, b in pairs]).double()
+        values: list[float] = self.memory.flat.settle(partial).tolist()
+        return values
+
+    def largest(self, *vectors: Tensor) -> list[float]:
+        """The largest absolute value of each vector, over all processes; nan where there is one."""
+        found = [float(torch.linalg.vector_norm(v, math.inf)) if v.numel() else 0.0 for v in vectors]
+        rows = self.memory.flat.processes.table(*found)
+        return [_highest(column) for column in zip(*rows, strict=True)]
+
+
+class Line:
+    """From a point along a direction. Calling it moves the weights there and evaluates."""
+
+    def __init__(self, objective: Objective, origin: Tensor, direction: Tensor) -> None:
+        self.objective, self.origin, self.direction = objective, origin, direction
+        self.point = torch.empty_like(origin)
+        self.at: float = 0.0
+        self.sample = objective.sample.number
+
+    def __call__(self, t: float) -> Trial:
+        self.move(t)
+        value, gradient = self.objective.here()
+        if self.objective.sample.number != self.sample:
+            raise ResampledError
+        (slope,) = self.objective.products((gradient, self.direction))
+        trial = Trial(t, value, slope, gradient)
+        if not trial.finite:
+            self.objective.nonfinite += 1
+            trial = Trial(t, math.inf, math.nan)  # its gradient is of no use to anybody
+        return trial
+
+    def move(self, t: float) -> None:
+        """The weights ← origin + t·d."""
+        memory = self.objective.memory
+        if t == 0.0:
+            self.point.copy_(self.origin)
+        else:
+            torch.add(self.origin, self.direction, alpha=t, out=self.point)
+        memory.set_weights(self.point)
+        self.at = t
+
+    def displacement(self) -> Tensor:
+        """How far the weights have really moved, which rounding decides where steps are small; one vector."""
+        memory = self.objective.memory
+        if memory.master is None:
+            memory.flat.gather(self.point)
+        return self.point.sub_(self.origin)
+
+
+def _highest(values: tuple[float, ...]) -> float:
+    return math.nan if any(math.isnan(value) for value in values) else max(values)

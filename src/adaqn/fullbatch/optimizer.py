@@ -1,0 +1,331 @@
+"""What the optimizers for whole gradients share: param groups, state, saving, telling."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch._compile import _disable_dynamo  # torch.compiler.disable would load the compiler on import
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
+
+from adaqn.core.checks import at_least_one, at_least_zero, step_size
+from adaqn.core.scaling import Scaling
+from adaqn.fullbatch.closure import Closure, Evaluations, takes_seed
+from adaqn.fullbatch.events import Counters, Iteration, WholeStats
+from adaqn.fullbatch.limited import LimitedMemory, own_names
+from adaqn.fullbatch.line import Objective, Sample
+from adaqn.fullbatch.method import WholeMethod
+from adaqn.fullbatch.minimization import NOT_FINITE, Limits, Minimization
+from adaqn.optim.events import Notices, warn
+from adaqn.parameters.flat import check_one_device, trained
+from adaqn.parameters.loading import around_torchs_loading, entries_by_parameter
+from adaqn.parameters.processes import Processes
+from adaqn.parameters.saved import check_entries, foreign, show
+
+if TYPE_CHECKING:
+    from adaqn.explain.explanation import Explanation
+
+RECENT = 40
+"""Iterations that are remembered one by one, for the explanation."""
+OF_ALL = ("max_iter", "max_eval", "tolerance_grad", "tolerance_change", "history_size", "line_search_fn")
+
+
+class WholeGradient(Optimizer):
+    """A loop of directions and line searches; what a method is made of stands in its WholeMethod."""
+
+    def __init__(self, params: ParamsT, method: WholeMethod, defaults: dict[str, Any]) -> None:
+        self._method = method
+        self._memory: LimitedMemory | None = None
+        self._sample = Sample()
+        self._notices = Notices()
+        self._recent: deque[Iteration] = deque(maxlen=RECENT)
+        self._reason = "no step was made yet"
+        self._at_work = False
+        super().__init__(params, defaults)
+
+    # ------------------------------------------------------------------ the step
+
+    @_disable_dynamo  # never compiled: what comes next depends on numbers
+    @torch.no_grad()
+    def step(self, closure: Closure | None = None) -> Any:  # type: ignore[override]
+        """Up to ``max_iter`` iterations; returns what the closure returned first, the loss before them.
+
+        The closure clears the gradients, computes the loss, calls backward and returns the loss. It is called with
+        gradients enabled, and must be of the same function throughout a step: see :meth:`resampled`. With an argument
+        ``seed`` it is given the same number throughout a step, and another one in the next.
+        """
+        limits = self._limits()
+        if closure is None:
+            return self._make_state_only(limits)
+        with self._working():
+            memory = self._memory_of(self._trained())
+            calls = 0 if memory is None else memory.counters.calls
+            evaluations = Evaluations(closure, self._parameters(), limits.max_eval, calls)
+            if takes_seed(closure) and calls:
+                self.resampled()
+            self._minimize(memory, evaluations, limits)
+            return evaluations.first
+
+    def _minimize(self, memory: LimitedMemory | None, evaluations: Evaluations, limits: Limits) -> None:
+        self._count_for_callers(memory)
+        value = evaluations(Processes() if memory is None else memory.flat.processes)
+        memory = self._memory_of(self._trained())  # a gradient may have come with the first call
+        if memory is None:
+            self._notices.say("no parameter requires a gradient, so nothing is trained: unfreeze what should be")
+            return
+        c, method = memory.counters, self._method
+        c.calls += 1
+        memory.weigh(self._roots(memory))
+        objective = Objective(memory, evaluations, self._sample, maximize=method.maximize)
+        value, gradient = -value if method.maximize else value, objective.gradient()
+        c.note_difference(value)
+        noise = c.noise if method.noise is None else method.noise
+        made = Minimization(memory, objective, method.search, limits, noise, self._tell)
+        try:
+            self._reason = made.run(value, gradient)
+            c.note_loss(None if self._reason == NOT_FINITE else made.value)
+        finally:
+            c.func_evals += evaluations.count
+            c.nonfinite += objective.nonfinite
+            self._count_for_callers(memory)
+        if self._reason == NOT_FINITE:
+            self._notices.say(f"{type(self).__name__}: {NOT_FINITE}")
+
+    def _limits(self) -> Limits:
+        """As the groups have them now: a scheduler, or the user, may have changed them."""
+        first = self.param_groups[0]
+        for group in self.param_groups:
+            for name in OF_ALL:
+                if name in first and group[name] != first[name]:
+                    raise ValueError(f"{name} is {first[name]} in one param group and {group[name]} in another: one "
+                                     "search moves all parameters, so give it to the optimizer")  # fmt: skip
+        lr = max(float(step_size("lr", group["lr"])) for group in self.param_groups)
+        return Limits(
+            lr,
+            at_least_one("max_iter", first["max_iter"]),
+            at_least_one("max_eval", first["max_eval"]),
+            at_least_zero("tolerance_grad", first["tolerance_grad"]),
+            at_least_zero("tolerance_change", first["tolerance_change"]),
+        )
+
+    def _make_state_only(self, limits: Limits) -> None:
+        """torch.distributed.checkpoint makes state by a call without closure, with lr 0; it leaves no trace."""
+        if limits.lr > 0.0:
+            raise TypeError(
+                f"{type(self).__name__} evaluates the loss several times in a step: opt.step(closure), where the "
+                "closure clears the gradients, calls backward and returns the loss"
+            )
+        self._memory_of(self._trained())
+
+    def _roots(self, memory: LimitedMemory) -> list[float] | None:
+        """Λ^½ by parameter, Λ = lr/max lr; ``None`` where all are the same."""
+        sizes = {id(p): float(group["lr"]) for group in self.param_groups for p in group["params"]}
+        largest = max(sizes.values())
+        found = [(sizes[id(p)] / largest) ** 0.5 if largest else 1.0 for p in memory.flat.params]
+        return None if all(root == 1.0 for root in found) else found
+
+    # ------------------------------------------------------------------ the state
+
+    def _parameters(self) -> list[Tensor]:
+        """All parameters, frozen ones too, in the order of the groups."""
+        return [p for group in self.param_groups for p in group["params"]]
+
+    @property
+    def _params(self) -> list[Tensor]:
+        """By this name programs reach ``opt.state[opt._params[0]]["n_iter"]`` of torch's L-BFGS."""
+        return self._parameters()
+
+    def _trained(self) -> list[Tensor]:
+        params, _ = trained(self.param_groups, set() if self._memory is None else self._memory.frozen)
+        return params
+
+    def _memory_of(self, params: list[Tensor]) -> LimitedMemory | None:
+        """For these parameters; made anew when they have changed."""
+        old = self._memory
+        if old is not None and old.flat.covers(params):
+            return old
+        if not params:
+            return None
+        new = self._method.memory(params)
+        if old is not None:
+            new.counters = replace(old.counters, has_loss=0, pending=0)
+            new.scaled.counters = new.counters
+            new.take_h0(old.flat, old.h0_by_parameter())
+            warn(
+                f"the trainable parameters changed (from {len(old.flat.params)} tensors to {len(params)}): the "
+                "curvature history restarts; H0 keeps what it knows of those that stay"
+            )
+        self._memory = new
+        self._show_state()
+        return new
+
+    def _count_for_callers(self, memory: LimitedMemory | None) -> None:
+        """``n_iter`` and ``func_evals`` where users of torch's L-BFGS look for them."""
+        c = Counters() if memory is None else memory.counters
+        for p in self._parameters()[:1] if memory is None else {*self._parameters()[:1], *memory.flat.params}:
+            self.state[p].update(n_iter=c.n_iter, func_evals=c.func_evals)
+
+    def reset_history(self) -> None:
+        """Start a new history after the weights were changed from outside; H0 and the totals stay."""
+        if self._memory is not None:
+            self._memory.restart()
+
+    def resampled(self) -> None:
+        """Say that the closure has new data: a pair is of two gradients on the same sample.
+
+        Call it between two steps, or within the closure where that takes a new sample. In the middle of a search, the
+        search begins again on the new sample.
+        """
+        self._sample.number += 1
+        if self._memory is not None:
+            self._memory.counters.pending = 0
+
+    @property
+    def scaling(self) -> Scaling:
+        """H0, with what it has learnt."""
+        return self._memory.scaling if self._memory is not None else self._method.scaling
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Also in mid-training: the curvature history then restarts at the next step, and says so."""
+        given = {**self.defaults, **param_group}
+        step_size("lr", given["lr"])
+        for name in OF_ALL:
+            if name in self.defaults and given[name] != self.defaults[name]:
+                raise ValueError(f"{name} in a param group: one search moves all parameters, so give it to the "
+                                 "optimizer; groups may have their own lr")  # fmt: skip
+        super().add_param_group(param_group)
+        try:
+            check_one_device(self._parameters())
+        except ValueError:
+            self.param_groups.pop()
+            raise
+
+    # ------------------------------------------------------------------ telling
+
+    def _tell(self, event: Iteration) -> None:
+        self._recent.append(event)
+        self._count_for_callers(self._memory)
+        for callback in self._method.on_cycle:
+            callback(event)
+
+    @property
+    def stats(self) -> WholeStats:
+        """Totals so far, and why the last step ended."""
+        memory = self._memory
+        c = Counters() if memory is None else memory.counters
+        sign = -1.0 if self._method.maximize else 1.0
+        return WholeStats(
+            c.n_iter, c.func_evals, c.stored, c.skipped, c.restarts, c.nonfinite, 0 if memory is None else memory.knows,
+            sign * c.loss if c.has_loss else None, c.noise, self._reason,
+        )  # fmt: skip
+
+    @property
+    def last_iteration(self) -> Iteration | None:
+        """``None`` before the first, and after a state was loaded."""
+        return self._recent[-1] if self._recent else None
+
+    def explain(self) -> Explanation:
+        """What happened in the last iterations, in plain words, and what to change: ``print(opt.explain())``."""
+        from adaqn.explain.fullbatch import explain_whole
+
+        return explain_whole(self.stats, list(self._recent), type(self).__name__, self._method)
+
+    def state_size(self) -> int:
+        """Bytes of history and work space of this process, known before the first step."""
+        params = self._trained()
+        return self._method.bytes_needed(params) if params else 0
+
+    # ------------------------------------------------------------------ saving and loading
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        if self._at_work:
+            raise RuntimeError("step() was called inside the closure of step(): call it outside")
+        self._at_work = True
+        try:
+            yield
+        finally:
+            self._at_work = False
+
+    def _refuse_within_step(self, what: str) -> None:
+        if self._at_work:
+            raise RuntimeError(
+                f"{what} was called inside the closure, where the weights are a trial point of a search: call it "
+                "between two steps"
+            )
+
+    def _show_state(self) -> None:
+        """``self.state`` holds views of the flat buffers for each trained parameter, and what others put there."""
+        if self._memory is not None:
+            show(self.state, self._memory, own_names(self._memory), saved=False)
+            self._count_for_callers(self._memory)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that is needed to resume bit for bit, between two steps."""
+        self._refuse_within_step("state_dict()")
+        if self._memory is None:
+            return super().state_dict()
+        show(self.state, self._memory, own_names(self._memory), saved=True)
+        try:
+            return super().state_dict()
+        finally:
+            self._show_state()
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over a saved state; if it does not fit, one error and nothing is changed."""
+        self._refuse_within_step("load_state_dict()")
+        loaded: list[LimitedMemory | None] = []
+
+        def take(_: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+            memory, rest = self._taken(saved)
+            loaded.append(memory)
+            return rest
+
+        def place(_: Optimizer) -> None:
+            self._memory = loaded[0]
+            self._recent.clear()
+            self._reason = "a state was loaded"
+            self._show_state()
+
+        with around_torchs_loading(self, take, place):
+            super().load_state_dict(state_dict)
+
+    def _taken(self, saved: dict[str, Any]) -> tuple[LimitedMemory | None, dict[str, Any]]:
+        """(A memory made from our entries, checked; the saved dictionary without them, for torch to load)."""
+        params = self._parameters()
+        entries = entries_by_parameter(saved, len(params))
+        if any("old_dirs" in entry for entry in entries.values()):
+            raise ValueError(
+                "the state was saved by torch.optim.LBFGS, whose memory has no H0: start without it, the history is "
+                "learnt anew within a few iterations"
+            )
+        empty = {"n_iter", "func_evals"}  # all that there is before the first step
+        entries = {i: entry for i, entry in entries.items() if set(entry) - empty}
+        memory, ours = None, set(empty)
+        if entries:
+            memory = self._method.memory([params[i] for i in entries])
+            ours = own_names(memory)
+            check_entries(
+                [{name: v for name, v in entry.items() if name in ours} for entry in entries.values()],
+                memory.flat,
+                memory.expected(),
+            )
+            memory.load(list(entries.values()))
+        return memory, {**saved, "state": foreign(saved, ours)}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # torch's own leaves out whatever a subclass adds; what schedulers patch in must stay out.
+        own = ("_method", "_memory", "_sample", "_notices", "_recent", "_reason")
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in own}, "_at_work": False}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "_memory" in state:  # a copy, not the loading of a state_dict
+            self._show_state()
