@@ -55,6 +55,19 @@ def positive_number(name: str, value: Any) -> float:
     return float(value)
 
 
+def between(name: str, value: Any, low: float, high: float, *, or_equal: bool = False) -> float:
+    """A number between two others, or with ``or_equal`` the upper one itself.
+
+    >>> between("c2", 0.9, 1e-4, 1.0)
+    0.9
+    """
+    number(name, value)
+    if not (low < value < high or (or_equal and value == high)):
+        limit = f"above {low} and at most {high}" if or_equal else f"between {low} and {high}"
+        raise ValueError(f"{name} must be {limit}, got {value}")
+    return float(value)
+
+
 def flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}")
