@@ -4,6 +4,8 @@ from adaqn.core.curvature import AccumulatedFisher, Curvature
 from adaqn.core.kronecker import Kronecker
 from adaqn.core.outcome import Outcome
 from adaqn.core.scaling import Adagrad, Adam, BarzilaiBorwein, RMSProp, Scaling
+from adaqn.fullbatch.events import Iteration, WholeStats
+from adaqn.fullbatch.lbfgs import LBFGS
 from adaqn.optim.adaqn import AdaQN
 from adaqn.optim.curvatures import BatchCurvature, EmpiricalFisher, HessianProduct
 from adaqn.optim.events import CycleEvent, Stats
@@ -15,6 +17,7 @@ from adaqn.optim.settings import PRESETS, PairOptions, Preset, RejectOptions, St
 __version__ = "0.2.0"
 
 __all__ = [
+    "LBFGS",
     "OLBFGS",
     "PRESETS",
     "RES",
@@ -29,6 +32,7 @@ __all__ = [
     "CycleEvent",
     "EmpiricalFisher",
     "HessianProduct",
+    "Iteration",
     "Kronecker",
     "Monitor",
     "Outcome",
@@ -42,5 +46,6 @@ __all__ = [
     "SdLBFGS",
     "Stats",
     "StorageOptions",
+    "WholeStats",
     "__version__",
 ]

@@ -84,7 +84,7 @@ def test_several_callbacks_are_called_in_order_and_one_that_raises_leaves_the_op
 @pytest.mark.parametrize("bad", [5, "print", [print, 5]])
 def test_what_is_no_function_is_refused(bad):
     for make in (quiet, OLBFGS):
-        with pytest.raises(TypeError, match="on_cycle must be a function of a CycleEvent, or a list"):
+        with pytest.raises(TypeError, match="on_cycle must be a function of one event, or a list"):
             make([torch.nn.Parameter(torch.ones(2))], on_cycle=bad)
 
 

@@ -96,7 +96,7 @@ def checked(returned: Any) -> float:
             "nothing (None)" if returned is None else f"{type(returned).__name__}"
         )  # fmt: skip
         raise TypeError(f"the closure must return the loss, a real tensor with one element, and returned {said}")
-    return float(returned)
+    return float(returned.detach() if isinstance(returned, Tensor) else returned)
 
 
 def _mark(p: Tensor) -> tuple[int, int] | None:

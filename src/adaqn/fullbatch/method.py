@@ -63,7 +63,7 @@ class WholeMethod:
 def make_search(line_search_fn: Any) -> LineSearch | None:
     """By name, an object of one's own, or none."""
     if line_search_fn is None or (callable(line_search_fn) and not isinstance(line_search_fn, str)):
-        return line_search_fn  # type: ignore[no-any-return]
+        return line_search_fn
     return choose("line_search_fn", line_search_fn, LINE_SEARCHES)
 
 

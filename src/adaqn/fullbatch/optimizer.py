@@ -53,7 +53,7 @@ class WholeGradient(Optimizer):
 
     @_disable_dynamo  # never compiled: what comes next depends on numbers
     @torch.no_grad()
-    def step(self, closure: Closure | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Closure | None = None) -> Any:
         """Up to ``max_iter`` iterations; returns what the closure returned first, the loss before them.
 
         The closure clears the gradients, computes the loss, calls backward and returns the loss. It is called with

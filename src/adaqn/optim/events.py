@@ -162,14 +162,14 @@ class CycleEvent:
 CycleCallback = Callable[[CycleEvent], None]
 
 
-def callbacks(on_cycle: Any) -> tuple[CycleCallback, ...]:
+def callbacks(on_cycle: Any) -> tuple[Callable[[Any], None], ...]:
     """What is called at the end of each cycle, in order: nothing, one function, or several."""
     if on_cycle is None:
         return ()
     given = tuple(on_cycle) if isinstance(on_cycle, Sequence) and not isinstance(on_cycle, str) else (on_cycle,)
     for callback in given:
         if not callable(callback):
-            raise TypeError(f"on_cycle must be a function of a CycleEvent, or a list of such, got {callback!r}")
+            raise TypeError(f"on_cycle must be a function of one event, or a list of such, got {callback!r}")
     return given
 
 
