@@ -8,7 +8,7 @@ from typing import Any, Literal
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from adaqn.core.checks import at_least_one, at_least_zero, step_size
+from adaqn.core.checks import at_least_one, not_nan, step_size
 from adaqn.core.line_search import LineSearch
 from adaqn.core.scaling import Scaling
 from adaqn.fullbatch.events import IterationCallback
@@ -111,8 +111,8 @@ class LBFGS(WholeGradient):
             "lr": step_size("lr", lr),
             "max_iter": max_iter,
             "max_eval": max_iter * 5 // 4 if max_eval is None else at_least_one("max_eval", max_eval),
-            "tolerance_grad": at_least_zero("tolerance_grad", tolerance_grad),
-            "tolerance_change": at_least_zero("tolerance_change", tolerance_change),
+            "tolerance_grad": not_nan("tolerance_grad", tolerance_grad),
+            "tolerance_change": not_nan("tolerance_change", tolerance_change),
             "history_size": history_size,
             "line_search_fn": search_name(line_search_fn),
         }

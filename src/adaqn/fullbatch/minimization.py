@@ -12,7 +12,7 @@ from torch import Tensor
 
 from adaqn.core.line_search import Found, LineSearch, Trial
 from adaqn.core.outcome import Outcome
-from adaqn.fullbatch.closure import BudgetSpentError
+from adaqn.fullbatch.closure import NO_GRADIENT, BudgetSpentError
 from adaqn.fullbatch.events import Counters, Iteration
 from adaqn.fullbatch.line import Line, Objective, ResampledError
 from adaqn.parameters.flat import FlatParameters
@@ -108,6 +108,8 @@ class Minimization:
 
     def _begin(self) -> None:
         (size,) = self.objective.largest(self.gradient)
+        if self.evaluations.stale:
+            raise Stop(NO_GRADIENT)
         if not (math.isfinite(self.value) and math.isfinite(size)):
             self.counters.nonfinite += 1
             raise Stop(NOT_FINITE)
