@@ -121,7 +121,7 @@ class Minimization:
     def _iterate(self, *, last: bool) -> None:
         """One iteration; raises Stop if nothing is left to do behind it."""
         before, spent = self.value, self.evaluations.count
-        if self.evaluations.left <= 0:
+        if self.evaluations.left <= 0 and self.search is not None:
             raise Stop(BUDGET)
         self.counters.n_iter += 1
         self.model.see(self.gradient, self.objective.present)
