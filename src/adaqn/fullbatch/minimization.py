@@ -114,6 +114,8 @@ class Minimization:
             self.counters.nonfinite += 1
             raise Stop(NOT_FINITE)
         self.model.pair_that_waited(self.gradient)
+        if self.limits.lr == 0.0:
+            raise Stop("lr is 0")
         if size == 0.0:
             raise Stop("the gradient is zero")
         self._check_gradient(size)

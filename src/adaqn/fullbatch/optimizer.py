@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -79,7 +80,8 @@ class WholeGradient(Optimizer):
         value = evaluations(Processes() if memory is None else memory.flat.processes)
         memory = self._memory_of(self._trained())  # a gradient may have come with the first call
         if memory is None:
-            self._notices.say("no parameter requires a gradient, so nothing is trained: unfreeze what should be")
+            self._reason = "no parameter requires a gradient, so nothing is trained: unfreeze what should be"
+            self._notices.say(self._reason)
             return
         c, method = memory.counters, self._method
         c.calls += 1
@@ -91,8 +93,11 @@ class WholeGradient(Optimizer):
         made = Minimization(memory, objective, method.search, limits, noise, self._tell)
         try:
             self._reason = made.run(value, gradient)
-            c.note_loss(None if self._reason in UNKNOWN_LOSS else made.value)
+        except BaseException as error:
+            self._reason = f"{type(error).__name__} was raised in it"
+            raise
         finally:
+            c.note_loss(None if c.pending or not math.isfinite(made.value) else made.value)
             c.func_evals += evaluations.count
             c.nonfinite += objective.nonfinite
             self._count_for_callers(memory)
