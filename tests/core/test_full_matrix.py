@@ -1,6 +1,7 @@
 """Full matrices against the printed formulas as dense matrices, and what every update must keep."""
 
 import math
+from decimal import Decimal, localcontext
 
 import pytest
 import torch
@@ -173,6 +174,36 @@ def test_the_numbers_of_ssbroyden_stay_positive_definite_at_any_scale(log_b, log
     assert 0.0 < tau <= 1.0
     assert math.isfinite(phi)
     assert 1.0 + a * phi > 0.0
+
+
+def in_sixty_digits(b, h, n):
+    """θ, σ, τ and φ as printed, where differences may cost forty digits."""
+    with localcontext() as context:
+        context.prec = 60
+        b, h = Decimal(b), Decimal(h)
+        a = h * b - 1
+        rho = min(Decimal(1), h * (1 - (a / (1 + a)).sqrt()))
+        theta = max((rho - 1) / a, min(1 / rho, (1 - b) / b))
+        sigma, tau = 1 + theta * a, min(Decimal(1), 1 / b)
+        root = sigma ** (Decimal(-1) / (n - 1))
+        tau = tau * min(root, 1 / theta) if theta > 0 else min(tau * root, sigma)
+        return float(h / sigma), float(tau), float((1 - theta) / sigma)
+
+
+@given(st.floats(-12, 12), st.floats(0.01, 16), st.integers(2, 1000))
+def test_the_numbers_of_ssbroyden_keep_their_digits_at_any_scale(log_b, log_bh, n):
+    b = 10.0**log_b
+    h = 10.0**log_bh / b
+    first, tau, phi = in_sixty_digits(b, h, n)
+    assert full_matrix.ssbroyden(b, h, n) == pytest.approx((tau, phi), rel=1e-9)
+    assert full_matrix.ssbroyden(b, h, n, True) == pytest.approx((first, phi), rel=1e-9)
+
+
+@pytest.mark.parametrize("b", [0.25, 1.0, 4.0])
+def test_a_pair_in_the_direction_of_h_is_the_limit_of_others(b):
+    assert full_matrix.ssbroyden(b, 1.0 / b, 5) == pytest.approx(
+        full_matrix.ssbroyden(b, (1.0 + 1e-14) / b, 5), abs=1e-6
+    )
 
 
 @EVERY
