@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -49,7 +50,7 @@ class Counters:
 
     def note_difference(self, loss: float) -> None:
         """The loss of the same weights once more: on another sample, or with other rounding errors."""
-        if self.has_loss:
+        if self.has_loss and math.isfinite(loss):
             before, self.difference = self.difference, abs(loss - self.loss)
             self.noise = min(before, self.difference)
 

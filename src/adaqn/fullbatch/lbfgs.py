@@ -38,7 +38,8 @@ class LBFGS(WholeGradient):
         params: parameters or param groups; groups may have their own ``lr``.
         lr: the first length that a search tries. With several groups, Λ = lr/max lr scales H0.
         max_iter: iterations per step.
-        max_eval: evaluations of the closure per step, never exceeded; by default 5/4 of ``max_iter``.
+        max_eval: evaluations of the closure per step, never exceeded; by default 5/4 of ``max_iter``, and at least
+            five more than that, so that short steps have room for a search.
         tolerance_grad: stop where the largest absolute value of the gradient is at most this.
         tolerance_change: stop where loss or weights change by less.
         history_size: pairs kept.

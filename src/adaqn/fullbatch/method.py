@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from adaqn.core.checks import at_least_one, at_least_zero, choose, flag, step_size
+from adaqn.core.checks import at_least_one, at_least_zero, choose, flag, not_nan, step_size
 from adaqn.core.line_search import LineSearch
 from adaqn.core.line_search_names import LINE_SEARCHES
 from adaqn.core.scaling import Scaling
@@ -88,9 +88,9 @@ def group_defaults(
     return {
         "lr": step_size("lr", lr),
         "max_iter": max_iter,
-        "max_eval": max_iter * 5 // 4 if max_eval is None else at_least_one("max_eval", max_eval),
-        "tolerance_grad": at_least_zero("tolerance_grad", tolerance_grad),
-        "tolerance_change": at_least_zero("tolerance_change", tolerance_change),
+        "max_eval": max(max_iter * 5 // 4, max_iter + 5) if max_eval is None else at_least_one("max_eval", max_eval),
+        "tolerance_grad": not_nan("tolerance_grad", tolerance_grad),
+        "tolerance_change": not_nan("tolerance_change", tolerance_change),
         "line_search_fn": search_name(line_search_fn),
     }
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from adaqn.core.full_matrix import along_the_line
 from adaqn.core.line_search import Found, LineSearch, Trial
 from adaqn.core.outcome import Outcome
-from adaqn.fullbatch.closure import BudgetSpentError
+from adaqn.fullbatch.closure import NO_GRADIENT, BudgetSpentError
 from adaqn.fullbatch.events import Counters, Iteration
 from adaqn.fullbatch.line import Line, Objective, ResampledError
 from adaqn.parameters.flat import FlatParameters
@@ -114,10 +114,14 @@ class Minimization:
 
     def _begin(self) -> None:
         (size,) = self.objective.largest(self.gradient)
+        if self.evaluations.stale:
+            raise Stop(NO_GRADIENT)
         if not (math.isfinite(self.value) and math.isfinite(size)):
             self.counters.nonfinite += 1
             raise Stop(NOT_FINITE)
         self.model.pair_that_waited(self.gradient)
+        if self.limits.lr == 0.0:
+            raise Stop("lr is 0")
         if size == 0.0:
             raise Stop("the gradient is zero")
         self._check_gradient(size)
@@ -125,7 +129,7 @@ class Minimization:
     def _iterate(self, *, last: bool) -> None:
         """One iteration; raises Stop if nothing is left to do behind it."""
         before, spent = self.value, self.evaluations.count
-        if self.evaluations.left <= 0:
+        if self.evaluations.left <= 0 and self.search is not None:
             raise Stop(BUDGET)
         self.counters.n_iter += 1
         self.model.see(self.gradient, self.objective.present)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,9 +15,9 @@ from torch._compile import _disable_dynamo  # torch.compiler.disable would load 
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from adaqn.core.checks import at_least_one, at_least_zero, step_size
+from adaqn.core.checks import at_least_one, not_nan, step_size
 from adaqn.core.scaling import Scaling
-from adaqn.fullbatch.closure import Closure, Evaluations, takes_seed
+from adaqn.fullbatch.closure import NO_GRADIENT, Closure, Evaluations, takes_seed
 from adaqn.fullbatch.events import Counters, Iteration, WholeStats
 from adaqn.fullbatch.limited import LimitedMemory, own_names
 from adaqn.fullbatch.line import Objective, Sample
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 RECENT = 40
 """Iterations that are remembered one by one, for the explanation."""
+UNKNOWN_LOSS = (NOT_FINITE, NO_GRADIENT)
+"""Ends of a step that are warned of: nothing is known of the weights where it ended."""
 OF_ALL = ("max_iter", "max_eval", "tolerance_grad", "tolerance_change", "history_size", "line_search_fn")
 
 
@@ -77,7 +80,8 @@ class WholeGradient(Optimizer):
         value = evaluations(Processes() if memory is None else memory.flat.processes)
         memory = self._memory_of(self._trained())  # a gradient may have come with the first call
         if memory is None:
-            self._notices.say("no parameter requires a gradient, so nothing is trained: unfreeze what should be")
+            self._reason = "no parameter requires a gradient, so nothing is trained: unfreeze what should be"
+            self._notices.say(self._reason)
             return
         c, method = memory.counters, self._method
         c.calls += 1
@@ -89,13 +93,16 @@ class WholeGradient(Optimizer):
         made = Minimization(memory, objective, method.search, limits, noise, self._tell)
         try:
             self._reason = made.run(value, gradient)
-            c.note_loss(None if self._reason == NOT_FINITE else made.value)
+        except BaseException as error:
+            self._reason = f"{type(error).__name__} was raised in it"
+            raise
         finally:
+            c.note_loss(None if c.pending or not math.isfinite(made.value) else made.value)
             c.func_evals += evaluations.count
             c.nonfinite += objective.nonfinite
             self._count_for_callers(memory)
-        if self._reason == NOT_FINITE:
-            self._notices.say(f"{type(self).__name__}: {NOT_FINITE}")
+        if self._reason in UNKNOWN_LOSS:
+            self._notices.say(f"{type(self).__name__}: {self._reason}")
 
     def _limits(self) -> Limits:
         """As the groups have them now: a scheduler, or the user, may have changed them."""
@@ -110,8 +117,8 @@ class WholeGradient(Optimizer):
             lr,
             at_least_one("max_iter", first["max_iter"]),
             at_least_one("max_eval", first["max_eval"]),
-            at_least_zero("tolerance_grad", first["tolerance_grad"]),
-            at_least_zero("tolerance_change", first["tolerance_change"]),
+            not_nan("tolerance_grad", first["tolerance_grad"]),
+            not_nan("tolerance_change", first["tolerance_change"]),
         )
 
     def _make_state_only(self, limits: Limits) -> None:
