@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import TensorWeakRef
 
 from adaqn.parameters.processes import Processes
 
@@ -66,7 +67,7 @@ class Evaluations:
         value = checked(returned)
         # A parameter without a gradient before and after says nothing; one that has the same as before does.
         if all(p.grad is None for p in self.params) or (
-            any(mark is not None for mark in before) and before == [_mark(p) for p in self.params]
+            any(mark is not None for mark in before) and all(map(_is_marked, self.params, before))
         ):
             raise RuntimeError(
                 "the closure made no gradient: it must clear the gradients, compute the loss, call loss.backward() and "
@@ -99,6 +100,16 @@ def checked(returned: Any) -> float:
     return float(returned.detach() if isinstance(returned, Tensor) else returned)
 
 
-def _mark(p: Tensor) -> tuple[int, int] | None:
-    """Changes whenever a gradient is made, added to or cleared."""
-    return None if p.grad is None else (id(p.grad), p.grad._version)
+Mark = tuple[TensorWeakRef, int] | None
+"""Of a gradient as it is: which tensor, and how often it was written to. It keeps none alive."""
+
+
+def _mark(p: Tensor) -> Mark:
+    return None if p.grad is None else (TensorWeakRef(p.grad), p.grad._version)
+
+
+def _is_marked(p: Tensor, mark: Mark) -> bool:
+    """Has the parameter still that gradient? One that was made anew may lie where the old one lay, with its id."""
+    if p.grad is None or mark is None:
+        return p.grad is None and mark is None
+    return mark[0]() is p.grad and mark[1] == p.grad._version
