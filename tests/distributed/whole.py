@@ -4,6 +4,8 @@ import problem
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from adaqn import LBFGS
 
@@ -47,9 +49,15 @@ def model(dtype=torch.float64):
     return Net(Ridge(5, 9), Ridge(9, 5)).to(dtype)
 
 
+def engine(net, kind):
+    if kind == "hsdp":  # sharded over two processes, and that twice
+        return fully_shard(net, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "shards")))
+    return problem.wrapped(net, kind)
+
+
 def made(kind, name="kronecker", **options):
     """(The model as an engine has it, its optimizer.)"""
-    net = problem.wrapped(model(options.pop("dtype", torch.float64)), kind)
+    net = engine(model(options.pop("dtype", torch.float64)), kind)
     params = list(net.parameters())
     if "groups" in name:
         params = [{"params": params[:2]}, {"params": params[2:], "lr": 0.25}]
