@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any
@@ -38,13 +39,14 @@ class ScaledH0:
 
     def apply(self, v: Tensor, out: Tensor) -> Tensor:
         """out ← γΛ^½ H0 Λ^½ v."""
-        return self.unscaled(v, out).mul_(self.counters.gamma)
-
-    def unscaled(self, v: Tensor, out: Tensor) -> Tensor:
-        """The same without γ."""
         if self.roots is None:
-            return applied(self.h0, v, out)
-        return self._times_roots(applied(self.h0, self._times_roots(v.clone()), out))
+            return applied(self.h0, v, out).mul_(self.counters.gamma)
+        return self._times_roots(applied(self.h0, self._times_roots(v.clone()), out)).mul_(self.counters.gamma)
+
+    def square(self, v: Tensor) -> Tensor:
+        """v·Λ^½ H0 Λ^½ v, without γ."""
+        found: Tensor = self.h0.square(v if self.roots is None else self._times_roots(v.clone()))
+        return found
 
     def apply_inverse(self, v: Tensor, out: Tensor) -> Tensor:
         """out ← the inverse times v; where Λ is zero nothing moves, and v is zero too."""
@@ -92,6 +94,8 @@ class LimitedMemory(Memory):
         self.made_of = {"size": size, "repair": repair, "dtype": dtype, "wide_weights": wide_weights, "waits": waits}
         super().__init__(flat, copy.deepcopy(scaling), vector_plan(scaling, **self._vectors()), size)
         self.repair = repair
+        self.count = float(flat.reduce(torch.tensor([float(flat.n)], dtype=torch.float64, device=flat.device)))
+        """Numbers in all parameters, over all processes."""
         self.counters = Counters()
         self.scaled = ScaledH0(self.h0, self.counters, flat)
         self.frozen = {id(p) for p in flat.params if not p.requires_grad and p.grad is not None}
@@ -140,7 +144,8 @@ class LimitedMemory(Memory):
 
     def see(self, gradient: Tensor, present: list[int]) -> None:
         """H0 learns from the gradient at the point from which the next step is made."""
-        self.show_vector_to_h0(gradient, present)
+        if not (self.scaling.learns_from_pairs and self.counters.stored):
+            self.show_vector_to_h0(gradient, present)
 
     def direction(self, gradient: Tensor) -> Tensor:
         """−H·g, a new vector."""
@@ -163,8 +168,9 @@ class LimitedMemory(Memory):
         self.pairs.push(s, y)
         self.counters.stored += 1
         self.scaling.on_stored(sy, yy)
-        h0_y = self.scaled.unscaled(y, torch.empty_like(y))
-        (along,) = self.flat.settle(torch.stack([y.dot(h0_y)]).double()).tolist()
+        if self.scaling.learns_from_pairs:
+            self.show_pair_to_h0(s, y, math.sqrt(ss / self.count))
+        (along,) = self.flat.settle(self.scaled.square(y).double().reshape(1)).tolist()
         if is_usable(sy, along):
             self.counters.gamma = sy / along
         return Outcome.STORED

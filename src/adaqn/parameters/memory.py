@@ -99,6 +99,13 @@ class Memory:
         else:
             self.scaling.see(gradient, present)
 
+    def show_pair_to_h0(self, s: Tensor, y: Tensor, rms: float) -> None:
+        """The same with a pair; ``rms`` is the root mean square of s."""
+        if isinstance(self.h0, WholeH0):
+            self.h0.learn_pair(s, y, rms)
+        else:
+            self.scaling.learn(s, y, rms)
+
     def flat_of(self, name: str) -> FlatParameters:
         """The vectors that a buffer of that name holds."""
         return self.h0_flat if name.startswith("scaling_") else self.flat

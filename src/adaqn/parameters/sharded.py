@@ -180,6 +180,15 @@ class WholeH0:
         """See a gradient of which each process has a part."""
         self.scaling.see(self.flat.gather_whole(gradient, out=self.before), present)
 
+    def learn_pair(self, s: Tensor, y: Tensor, rms: float) -> None:
+        """See a pair of which each process has a part."""
+        whole_s = self.flat.gather_whole(s, out=self.before)
+        self.scaling.learn(whole_s, self.flat.gather_whole(y, out=self.after), rms)
+
+    def square(self, v: Tensor) -> Tensor:
+        """v·H0 v, of this process's part of v."""
+        return v.dot(self.apply(v, torch.empty_like(v)))
+
     def apply(self, v: Tensor, out: Tensor) -> Tensor:
         whole = self.flat.gather_whole(v, out=self.before)
         return self.flat.cut(applied(self.scaling, whole, self.after), out)
