@@ -104,15 +104,22 @@ class Kronecker(Adam):
         gradients, moments = self._matrices(g), self._matrices(self.vectors["square_avg"])
         for i in present:
             # Before this gradient is looked at: a basis made from it would be that of its own rounding errors.
-            self._turn(i, moments[i])
-            G = gradients[i]
-            rotated = into_basis(G, *self._bases(i)) if self.tensors[i] else G
-            moments[i].mul_(self.decay).addcmul_(rotated, rotated, value=1.0 - self.decay)
-            for side, matrix in zip(SIDES, (G, G.t()), strict=True):
-                if f"{side}_average" in self.tensors[i]:
-                    add_outer(self.tensors[i][f"{side}_average"], matrix, self.basis_decay)
-            self.steps[i] += 1
-            self.seen[i] += 1
+            self._turn(i, [moments[i]])
+            self._add_square(i, moments[i], gradients[i])
+            self._add_to_averages(i, gradients[i])
+
+    def _add_square(self, i: int, moments: Tensor, v: Tensor) -> None:
+        """V ← its running average with the square of v in the coordinates of the bases."""
+        rotated = into_basis(v, *self._bases(i)) if self.tensors[i] else v
+        moments.mul_(self.decay).addcmul_(rotated, rotated, value=1.0 - self.decay)
+
+    def _add_to_averages(self, i: int, G: Tensor) -> None:
+        """L and R, from which the next bases come."""
+        for side, matrix in zip(SIDES, (G, G.t()), strict=True):
+            if f"{side}_average" in self.tensors[i]:
+                add_outer(self.tensors[i][f"{side}_average"], matrix, self.basis_decay)
+        self.steps[i] += 1
+        self.seen[i] += 1
 
     def roots(self, out: Tensor) -> Tensor:
         """out ← √V̂ + ε, in the coordinates of the bases."""
@@ -126,6 +133,15 @@ class Kronecker(Adam):
 
     def apply_inverse(self, v: Tensor, out: Tensor) -> Tensor:
         return self._between_bases(torch.mul, v, out)
+
+    def square(self, v: Tensor) -> Tensor:
+        """v·H0 v: half of the products of an application."""
+        roots = self._matrices(self.roots(torch.empty_like(v)))
+        total = torch.zeros((), dtype=torch.float64, device=v.device)
+        for i, (part, root) in enumerate(zip(self._matrices(v), roots, strict=True)):
+            rotated = into_basis(part, *self._bases(i)) if self.tensors[i] else part
+            total += (rotated / root).flatten().dot(rotated.flatten())
+        return total
 
     def _between_bases(self, operation: Callable[..., Tensor], v: Tensor, out: Tensor) -> Tensor:
         """out ← v with the operation by the roots, in the coordinates of the bases."""
@@ -144,8 +160,8 @@ class Kronecker(Adam):
     def load_numbers(self, index: int, numbers: dict[str, float]) -> None:
         self.steps[index], self.seen[index] = int(numbers["step"]), int(numbers["seen"])
 
-    def _turn(self, i: int, V: Tensor) -> None:
-        """The first basis, or the next one, where one is due; V follows."""
+    def _turn(self, i: int, moments: Sequence[Tensor]) -> None:
+        """The first basis, or the next one, where one is due; averages in its coordinates follow."""
         age = self.seen[i] - 1  # SOAP counts from the gradient after the first
         if not self.tensors[i] or age < 0 or age % self.refresh:
             return
@@ -158,9 +174,11 @@ class Kronecker(Adam):
             else:
                 Q, order = next_basis(average, basis)
                 basis.copy_(Q)
-                V.copy_(V.index_select(dim, order))
-        if age == 0:  # V was of the identity's coordinates
-            V.zero_()
+                for V in moments:
+                    V.copy_(V.index_select(dim, order))
+        if age == 0:  # they were of the identity's coordinates
+            for V in moments:
+                V.zero_()
             self.steps[i] = 0
 
     def _bases(self, i: int) -> tuple[Tensor | None, Tensor | None]:

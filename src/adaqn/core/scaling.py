@@ -35,6 +35,9 @@ class Scaling:
     initial_value: float = 0.0
     elementwise = True
     """Is each number of H0·v made from that number of v alone? Only then may processes have a part of v each."""
+    learns_from_pairs = False
+    """Does it learn from pairs (``learn``) instead of gradients, once there are any? Only methods for whole gradients
+    show it those."""
 
     def __init__(self) -> None:
         self.vectors: dict[str, Tensor] = {}
@@ -91,9 +94,16 @@ class Scaling:
         for i, values in zip(missing, numbers, strict=True):
             self.load_numbers(i, values)
 
+    def learn(self, s: Tensor, y: Tensor, rms: float) -> None:
+        """See a pair; ``rms`` is the root mean square of s, over all processes."""
+
     def apply(self, v: Tensor, out: Tensor) -> Tensor:
         """out ← H0·v, where ``out`` is not ``v``."""
         return out.copy_(v)
+
+    def square(self, v: Tensor) -> Tensor:
+        """v·H0 v, of this process's part of v."""
+        return v.dot(self.apply(v, torch.empty_like(v)))
 
     def apply_inverse(self, v: Tensor, out: Tensor) -> Tensor:
         """out ← H0⁻¹·v, where ``out`` is not ``v``. Only damping needs it."""
@@ -177,7 +187,7 @@ class Adagrad(Scaling):
 class RMSProp(Scaling):
     """H0 = 1/(√v + ε) with v the exponential average of g², as in torch.optim.RMSprop."""
 
-    vector_names = ("square_avg",)
+    vector_names: tuple[str, ...] = ("square_avg",)
 
     def __init__(self, decay: float = 0.99, eps: float = 1e-8) -> None:
         super().__init__()

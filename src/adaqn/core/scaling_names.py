@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from adaqn.core.kronecker import Kronecker
 from adaqn.core.scaling import Adagrad, Adam, BarzilaiBorwein, RMSProp, Scaling
+from adaqn.core.secant import KroneckerSecant, Secant
 
 SCALINGS: dict[str, type[Scaling]] = {
     "identity": Scaling,
@@ -12,6 +13,8 @@ SCALINGS: dict[str, type[Scaling]] = {
     "rmsprop": RMSProp,
     "adam": Adam,
     "kronecker": Kronecker,
+    "secant": Secant,
+    "kronecker_secant": KroneckerSecant,
 }
 
 

@@ -40,6 +40,11 @@ class Counters:
     pending: int = 0
     """Without a line search: does a step wait for the gradient behind it?"""
 
+    in_matrix: int = 0
+    """Pairs in a full matrix since it began; 0 where there is none."""
+    begun: int = 0
+    """Has it begun?"""
+
     def note_loss(self, loss: float | None) -> None:
         self.has_loss, self.loss = int(loss is not None), loss or 0.0
 

@@ -8,17 +8,15 @@ from typing import Any, Literal
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from adaqn.core.checks import at_least_one, not_nan, step_size
+from adaqn.core.checks import at_least_one
 from adaqn.core.line_search import LineSearch
 from adaqn.core.scaling import Scaling
 from adaqn.fullbatch.events import IterationCallback
-from adaqn.fullbatch.method import WholeMethod, make_noise, make_search, make_storage, search_name
+from adaqn.fullbatch.method import SearchName, WholeMethod, group_defaults, make_noise, make_search, make_storage
 from adaqn.fullbatch.optimizer import WholeGradient
 from adaqn.optim.events import callbacks
 from adaqn.optim.method import make_damping, make_h0
 from adaqn.optim.settings import ScalingName, StorageOptions
-
-SearchName = Literal["strong_wolfe", "hager_zhang", "backtracking"]
 
 
 class LBFGS(WholeGradient):
@@ -89,7 +87,6 @@ class LBFGS(WholeGradient):
         on_cycle: IterationCallback | Sequence[IterationCallback] | None = None,
         process_group: Any = None,
     ) -> None:
-        at_least_one("max_iter", max_iter)
         h0, stored, search = make_h0(scaling), make_storage(storage), make_search(line_search_fn)
         made_of = {
             "size": at_least_one("history_size", history_size),
@@ -108,13 +105,6 @@ class LBFGS(WholeGradient):
             on_cycle=callbacks(on_cycle),
             process_group=process_group,
         )
-        defaults = {
-            "lr": step_size("lr", lr),
-            "max_iter": max_iter,
-            "max_eval": max(max_iter * 5 // 4, max_iter + 5) if max_eval is None else at_least_one("max_eval", max_eval),
-            "tolerance_grad": not_nan("tolerance_grad", tolerance_grad),
-            "tolerance_change": not_nan("tolerance_change", tolerance_change),
-            "history_size": history_size,
-            "line_search_fn": search_name(line_search_fn),
-        }
+        defaults = group_defaults(lr, max_iter, max_eval, tolerance_grad, tolerance_change, line_search_fn)
+        defaults["history_size"] = history_size
         super().__init__(params, method, defaults)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any
@@ -38,13 +39,14 @@ class ScaledH0:
 
     def apply(self, v: Tensor, out: Tensor) -> Tensor:
         """out ← γΛ^½ H0 Λ^½ v."""
-        return self.unscaled(v, out).mul_(self.counters.gamma)
-
-    def unscaled(self, v: Tensor, out: Tensor) -> Tensor:
-        """The same without γ."""
         if self.roots is None:
-            return applied(self.h0, v, out)
-        return self._times_roots(applied(self.h0, self._times_roots(v.clone()), out))
+            return applied(self.h0, v, out).mul_(self.counters.gamma)
+        return self._times_roots(applied(self.h0, self._times_roots(v.clone()), out)).mul_(self.counters.gamma)
+
+    def square(self, v: Tensor) -> Tensor:
+        """v·Λ^½ H0 Λ^½ v, without γ."""
+        found: Tensor = self.h0.square(v if self.roots is None else self._times_roots(v.clone()))
+        return found
 
     def apply_inverse(self, v: Tensor, out: Tensor) -> Tensor:
         """out ← the inverse times v; where Λ is zero nothing moves, and v is zero too."""
@@ -89,9 +91,17 @@ class LimitedMemory(Memory):
         wide_weights: bool = False,
         waits: bool = False,
     ) -> None:
-        self.made_of = {"size": size, "repair": repair, "dtype": dtype, "wide_weights": wide_weights, "waits": waits}
+        self.made_of: dict[str, Any] = {
+            "size": size,
+            "repair": repair,
+            "dtype": dtype,
+            "wide_weights": wide_weights,
+            "waits": waits,
+        }
         super().__init__(flat, copy.deepcopy(scaling), vector_plan(scaling, **self._vectors()), size)
         self.repair = repair
+        self.count = float(flat.reduce(torch.tensor([float(flat.n)], dtype=torch.float64, device=flat.device)))
+        """Numbers in all parameters, over all processes."""
         self.counters = Counters()
         self.scaled = ScaledH0(self.h0, self.counters, flat)
         self.frozen = {id(p) for p in flat.params if not p.requires_grad and p.grad is not None}
@@ -128,6 +138,10 @@ class LimitedMemory(Memory):
         return len(self.pairs)
 
     @property
+    def has_scale(self) -> bool:
+        return self.counters.stored > 0
+
+    @property
     def is_plain(self) -> bool:
         return type(self.scaling) is Scaling
 
@@ -140,7 +154,8 @@ class LimitedMemory(Memory):
 
     def see(self, gradient: Tensor, present: list[int]) -> None:
         """H0 learns from the gradient at the point from which the next step is made."""
-        self.show_vector_to_h0(gradient, present)
+        if not (self.scaling.learns_from_pairs and self.counters.stored):
+            self.show_vector_to_h0(gradient, present)
 
     def direction(self, gradient: Tensor) -> Tensor:
         """−H·g, a new vector."""
@@ -151,8 +166,11 @@ class LimitedMemory(Memory):
         """−Λg, a new vector."""
         return self.scaled.weighed(gradient.neg())
 
-    def offer(self, s: Tensor, y: Tensor) -> Outcome:
-        """The pair is stored if it tells of positive curvature, and γ follows it; y may come back damped."""
+    def offer(self, s: Tensor, y: Tensor, along: float = 0.0) -> Outcome:
+        """The pair is stored if it tells of positive curvature, and γ follows it; y may come back damped.
+
+        ``along`` is s·H⁻¹s, which limited memory has no use for.
+        """
         if self.repair is not None:
             self.repair(s, y, self.scaled, self.flat.settle)  # type: ignore[arg-type]
         ss, sy, yy = self.flat.settle(torch.stack([s.dot(s), s.dot(y), y.dot(y)]).double()).tolist()
@@ -163,8 +181,9 @@ class LimitedMemory(Memory):
         self.pairs.push(s, y)
         self.counters.stored += 1
         self.scaling.on_stored(sy, yy)
-        h0_y = self.scaled.unscaled(y, torch.empty_like(y))
-        (along,) = self.flat.settle(torch.stack([y.dot(h0_y)]).double()).tolist()
+        if self.scaling.learns_from_pairs:
+            self.show_pair_to_h0(s, y, math.sqrt(ss / self.count))
+        (along,) = self.flat.settle(self.scaled.square(y).double().reshape(1)).tolist()
         if is_usable(sy, along):
             self.counters.gamma = sy / along
         return Outcome.STORED
@@ -202,7 +221,7 @@ class LimitedMemory(Memory):
         return parts | {"numbers": [self.numbers(i) for i in range(len(self.flat.params))]}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        LimitedMemory.__init__(self, state["flat"], state["scaling"], **state["made_of"])
+        type(self).__init__(self, state["flat"], state["scaling"], **state["made_of"])
         for name, buffer in state["buffers"].items():
             self.buffers[name].copy_(buffer)
         for name, tensor in state["shared"].items():

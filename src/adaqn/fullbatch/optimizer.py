@@ -19,16 +19,15 @@ from adaqn.core.checks import at_least_one, not_nan, step_size
 from adaqn.core.line_search import LineSearch
 from adaqn.core.line_search_names import LINE_SEARCHES
 from adaqn.core.scaling import Scaling
-from adaqn.fullbatch.closure import NO_GRADIENT, Closure, Evaluations, takes_seed
+from adaqn.fullbatch.closure import NO_GRADIENT, Closure, Evaluations, Sample, takes_seed
 from adaqn.fullbatch.events import Counters, Iteration, WholeStats
 from adaqn.fullbatch.limited import LimitedMemory, own_names
-from adaqn.fullbatch.line import Objective, Sample
+from adaqn.fullbatch.line import Objective
 from adaqn.fullbatch.method import WholeMethod
 from adaqn.fullbatch.minimization import NOT_FINITE, Limits, Minimization
 from adaqn.optim.events import Notices, warn
 from adaqn.parameters.flat import check_one_device, trained
 from adaqn.parameters.loading import around_torchs_loading, entries_by_parameter
-from adaqn.parameters.processes import Processes
 from adaqn.parameters.saved import check_entries, foreign, show
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ class WholeGradient(Optimizer):
         with self._working():
             memory = self._memory_of(self._trained())
             calls = 0 if memory is None else memory.counters.calls
-            evaluations = Evaluations(closure, self._parameters(), limits.max_eval, calls)
+            evaluations = Evaluations(closure, self._parameters(), limits.max_eval, calls, self._sample)
             if takes_seed(closure) and calls:
                 self.resampled()
             self._minimize(memory, evaluations, limits)
@@ -80,7 +79,8 @@ class WholeGradient(Optimizer):
 
     def _minimize(self, memory: LimitedMemory | None, evaluations: Evaluations, limits: Limits) -> None:
         self._count_for_callers(memory)
-        value = evaluations(Processes() if memory is None else memory.flat.processes)
+        sample = self._sample.number
+        loss = evaluations(memory.flat if memory is not None else self._method.flat(self._parameters()))
         memory = self._memory_of(self._trained())  # a gradient may have come with the first call
         if memory is None:
             self._reason = "no parameter requires a gradient, so nothing is trained: unfreeze what should be"
@@ -88,9 +88,10 @@ class WholeGradient(Optimizer):
             return
         c, method = memory.counters, self._method
         c.calls += 1
+        c.pending = c.pending if self._sample.number == sample else 0
         memory.weigh(self._roots(memory))
         objective = Objective(memory, evaluations, self._sample, maximize=method.maximize)
-        value, gradient = -value if method.maximize else value, objective.gradient()
+        value, gradient = objective.behind(loss)
         c.note_difference(value)
         noise = c.noise if method.noise is None else method.noise
         made = Minimization(memory, objective, self._search(), limits, noise, self._tell)

@@ -68,6 +68,17 @@ class Memory:
         if self.master is not None:
             self.master.copy_(vector)
 
+    def adopt_first(self) -> None:
+        """Weights of processes that round differently drift apart, and what H0 knows: the first one's for all."""
+        if not self.flat.is_whole:
+            self.flat.publish()
+            return
+        weights = self.flat.gather(self.flat.new()) if self.master is None else self.master
+        learnt = [buffer for name, buffer in self.buffers.items() if name.startswith(("scaling_", "momentum"))]
+        for vector in (weights, *learnt):
+            vector.copy_(self.flat.processes.first(vector))
+        self.set_weights(weights)
+
     def weights_are_finite(self) -> bool:
         lost = sum(not w.isfinite().all() for w in self.weights())
         return float(self.flat.reduce(torch.tensor([lost], dtype=torch.float64, device=self.flat.device))) == 0.0
@@ -87,6 +98,13 @@ class Memory:
             self.h0.learn_from(gradient, present)
         else:
             self.scaling.see(gradient, present)
+
+    def show_pair_to_h0(self, s: Tensor, y: Tensor, rms: float) -> None:
+        """The same with a pair; ``rms`` is the root mean square of s."""
+        if isinstance(self.h0, WholeH0):
+            self.h0.learn_pair(s, y, rms)
+        else:
+            self.scaling.learn(s, y, rms)
 
     def flat_of(self, name: str) -> FlatParameters:
         """The vectors that a buffer of that name holds."""

@@ -56,8 +56,18 @@ class FlatShards(_FlatParts):
     def parts(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return [as_real(local_part(tensor)) for tensor in tensors]
 
-    def print_of_gradients(self) -> tuple[float, float]:
+    @property
+    def settle(self) -> Reduce:
+        processes = self.processes
+        if not (isinstance(processes, Group) and processes.has_copies):
+            return self.reduce
+        return lambda partial: processes.first(processes.sum(partial))  # copies of a part may round differently
+
+    def print_of_weights(self) -> tuple[float, float]:
         return NO_PRINT  # parts, too
+
+    def print_of_gradients(self) -> tuple[float, float]:
+        return NO_PRINT
 
     def shown(self, index: int, view: Tensor) -> Tensor:
         from adaqn.parameters.dtensors import sharded_like
@@ -169,6 +179,15 @@ class WholeH0:
     def learn_from(self, gradient: Tensor, present: Sequence[int]) -> None:
         """See a gradient of which each process has a part."""
         self.scaling.see(self.flat.gather_whole(gradient, out=self.before), present)
+
+    def learn_pair(self, s: Tensor, y: Tensor, rms: float) -> None:
+        """See a pair of which each process has a part."""
+        whole_s = self.flat.gather_whole(s, out=self.before)
+        self.scaling.learn(whole_s, self.flat.gather_whole(y, out=self.after), rms)
+
+    def square(self, v: Tensor) -> Tensor:
+        """v·H0 v, of this process's part of v."""
+        return v.dot(self.apply(v, torch.empty_like(v)))
 
     def apply(self, v: Tensor, out: Tensor) -> Tensor:
         whole = self.flat.gather_whole(v, out=self.before)
