@@ -42,6 +42,10 @@ class Entry:
     """The class whose options may be set, if ``make`` is not it; a name is one of pytorch_optimizer's."""
     linear_cells: bool = False
     """Must it see every product of a recurrent net? Then the cells are made of linear layers."""
+    whole: bool = False
+    """Does it search along lines, so that it needs the same batch all the time? It then has no step size to tune."""
+    blocking: bool = False
+    """Does its step end only when the minimisation does? Interrupted, such a run begins anew."""
 
 
 def _rival(name: str) -> Make:
@@ -96,6 +100,10 @@ def _kfac(model: nn.Module, task: Task, **options: Any) -> Optimizer:
     return KFAC(model, **{"terms_per_example": terms or 1, **options})
 
 
+SLICE = {"max_iter": 20, "max_eval": 100, "tolerance_grad": 0.0, "tolerance_change": 0.0, "history_size": 50}
+"""Of a minimisation: short enough to save between two of them. Nothing but the budget ends it."""
+TORCH_LBFGS = {**SLICE, "line_search_fn": "strong_wolfe"}
+
 TABLE: dict[str, Entry] = {
     "adaqn": _preset("adaQN", "default"),
     "adaqn-paper": _preset("adaQN (paper)", "paper"),
@@ -110,6 +118,7 @@ TABLE: dict[str, Entry] = {
     "adamw": Entry("AdamW", torch.optim.AdamW, 1e-3),
     "nadam": Entry("NAdam", torch.optim.NAdam, 2e-3),
     "lbfgs": Entry("L-BFGS (torch)", torch.optim.LBFGS, 0.1, {"max_iter": 4, "history_size": 10}, "closure"),
+    "torch-lbfgs": Entry("L-BFGS (torch, strong Wolfe)", torch.optim.LBFGS, 1.0, TORCH_LBFGS, "closure", whole=True),
     "olbfgs": Entry("oLBFGS", OLBFGS, 0.1, {"regularisation": 0.1}, "closure"),
     "res": Entry("RES", RES, 0.1, {}, "closure"),
     "sdlbfgs": Entry("SdLBFGS", SdLBFGS, 0.1, {}, "closure"),

@@ -13,8 +13,8 @@ from adaqn.experiments.comparison.panels import Panel
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.study.plan import Plan
 from adaqn.experiments.study.rows import Row
+from adaqn.experiments.training.opening import open_run
 from adaqn.experiments.training.parallel import RunListener, run_all
-from adaqn.experiments.training.run import Run
 from adaqn.experiments.training.storage import read_json, write_json
 from adaqn.experiments.training.timing import TURN, TURNS, Cost, cost_of, side_by_side
 
@@ -48,7 +48,7 @@ def costs(plan: Plan, folder: Path, data_dir: Path | None) -> list[Cost]:
             seconds = statistics.fmean(run["seconds"] for run in row.runs)
             found.append(Cost(row.panel.name, row.method, left, seconds))
         elif left:
-            found.append(cost_of(row.panel.name, row.method, left, Run(row.base, None, data_dir)))
+            found.append(cost_of(row.panel.name, row.method, left, open_run(row.base, None, data_dir)))
     return found
 
 
@@ -59,7 +59,7 @@ def measure(panel: Panel, folder: Path, data_dir: Path | None = None) -> dict[st
     steps to it times this.
     """
     runs = {
-        row.method: Run(replace(row.base, lr=row.best_lr() or row.default, average=None), None, data_dir)
+        row.method: open_run(replace(row.base, lr=row.best_lr() or row.default, average=None), None, data_dir)
         for row in rows(panel, folder)
     }
     said = {

@@ -19,6 +19,7 @@ from adaqn.experiments.errors import UserError
 from adaqn.experiments.optimizers import TABLE, CurvatureBatches, Entry, entry
 from adaqn.experiments.problems.tasks import Task
 from adaqn.experiments.training.config import RunConfig
+from adaqn.experiments.training.whole_settings import PROBLEMS, is_whole
 from adaqn.optim.removed import FLAT, flat_preset, from_flat
 
 RESERVED = {
@@ -41,6 +42,7 @@ def make_optimizer(name: str, lr: float | None, options: dict[str, Any], model: 
     """The optimizer of that name for that model; a monitored one gets a batch of the training split."""
     chosen = entry(name)
     _check(name, chosen, options)
+    _check_task(name, chosen, task)
     given: dict[str, Any] = {**chosen.defaults, **options}
     if isinstance(given.get("betas"), list):
         given["betas"] = tuple(given["betas"])
@@ -111,6 +113,16 @@ def _scaling(asked: Any) -> Any:
 def _is_family(chosen: Entry) -> bool:
     kind = chosen.kind or chosen.make
     return inspect.isclass(kind) and issubclass(kind, QuasiNewton) and kind is not AdaQN
+
+
+def _check_task(name: str, chosen: Entry, task: Task) -> None:
+    if is_whole(task.config.task):
+        if chosen.step == "indexed" or name == "sqn":
+            raise UserError(f"{name} is for batches that change: {task.config.task} has one")
+        if name == "kfac" and task.config.problem not in ("autoencoder", "digits"):
+            raise UserError(f"kfac needs layers that are called once: {task.config.problem} has other ones")
+    elif chosen.whole:
+        raise UserError(f"{name} needs the whole batch at every step: it is for --task {' or '.join(PROBLEMS)}")
 
 
 def _check(name: str, chosen: Entry, options: dict[str, Any]) -> None:
