@@ -12,8 +12,8 @@ from torch import Tensor
 from adaqn.experiments.physics import solvers
 from adaqn.experiments.physics.equation import Condition, Equation, Solution, given, same_at_both
 
-COLUMNS, ROWS = 256, 101
-"""Of the grid on which errors are measured."""
+COLUMNS, ROWS, SQUARE = 256, 51, 101
+"""Of the grids on which errors are measured: space by time, or a square."""
 
 
 class Evolution(Equation):
@@ -87,7 +87,7 @@ class AllenCahn(Evolution):
     def solution(self) -> Solution:
         points, t = 2048, np.linspace(0.0, 1.0, ROWS)
         every = points // COLUMNS
-        values = torch.from_numpy(solvers.allen_cahn(points, t, steps=2)[:, ::every].copy())
+        values = torch.from_numpy(solvers.allen_cahn(points, t, steps=4)[:, ::every].copy())
         x = torch.linspace(-1.0, 1.0, COLUMNS + 1, dtype=torch.float64)[:-1]
         return Solution(x, torch.from_numpy(t), values)
 
@@ -145,7 +145,7 @@ class Elliptic(Equation):
         return [given(points, torch.zeros(len(points), dtype=torch.float64))]
 
     def solution(self) -> Solution:
-        x, y = self.grid(ROWS, ROWS)
+        x, y = self.grid(SQUARE, SQUARE)
         return Solution(x, y, self.exact(x[None, :], y[:, None]))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+import adaqn
 from adaqn import PRESETS, AdaQN, EmpiricalFisher, Monitor, QuasiNewton
 from adaqn.core.scaling_names import SCALINGS
 from adaqn.experiments.errors import UserError
@@ -88,6 +89,8 @@ def own_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
 def _arguments(chosen: Entry, given: dict[str, Any], model: nn.Module, task: Task) -> dict[str, Any]:
     """What the constructor takes: objects in the place of names, and today's arguments in the place of flat ones."""
     if not chosen.monitored:
+        if "scaling" in given:
+            given["scaling"] = _scaling(given["scaling"])
         stored = {name: value for name, value in given.items() if name in STORED and _is_family(chosen)}
         return {**{name: value for name, value in given.items() if name not in stored}, **from_flat(stored)}
     given["scaling"] = _scaling(given.get("scaling"))
@@ -129,13 +132,19 @@ def _check(name: str, chosen: Entry, options: dict[str, Any]) -> None:
     for option in options:
         if option in RESERVED:
             raise UserError(f"{option} is no option to be set: {RESERVED[option]}")
-    kind = chosen.kind or chosen.make
+    kind: Any = chosen.kind or chosen.make
+    if isinstance(kind, str) and kind.startswith("adaqn."):
+        kind = getattr(adaqn, kind.partition(".")[2], None)
+        if kind is None:
+            return  # making it will say that it is missing
     if isinstance(kind, str):
         if importlib.util.find_spec("pytorch_optimizer") is None:
             return  # making it will say what to install
         import pytorch_optimizer
 
         kind = getattr(pytorch_optimizer, kind)
+    if chosen.blocking:
+        return  # the options of other packages, which check them
     known = {name for name, p in inspect.signature(kind).parameters.items() if p.kind is not p.VAR_KEYWORD}
     if _is_family(chosen):
         known |= set(OF_THE_FAMILY)

@@ -96,11 +96,9 @@ class WholeRun(Run):
     @contextmanager
     def _timed(self) -> Iterator[None]:
         self._inside, self._since = True, time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds += time.perf_counter() - self._since
-            self._inside = False
+        yield  # an exception leaves it inside: what is half done cannot be saved
+        self.seconds += time.perf_counter() - self._since
+        self._inside = False
 
     def _counted(self) -> None:
         """After every evaluation: measure what is due, and tell of a call that will not return before the end."""
