@@ -134,6 +134,12 @@ class RunConfig:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
+    def told(self) -> dict[str, Any]:
+        """Without settings that 0.1 did not have, where they are as it was: its runs are still the same runs."""
+        usual = RunConfig()
+        values = self.to_json()
+        return {k: v for k, v in values.items() if k not in ADDED or v != getattr(usual, k)}
+
     @staticmethod
     def from_json(values: dict[str, Any]) -> RunConfig:
         known = {f.name for f in fields(RunConfig)}
@@ -155,10 +161,9 @@ class RunConfig:
 
         ``as_written`` is what 0.1 made of options that ask for the paired test by its own name.
         """
-        values = self.to_json()
-        for name in ADDED:
-            if getattr(self, name) == getattr(RunConfig(), name):
-                del values[name]  # runs made before there was such a setting are still the same runs
+        values = self.told()
+        if self.average is None:
+            del values["average"]
         if not as_written:
             values["options"] = renamed(self.options, "paired", "auto")  # what presets called it in 0.1
         text = json.dumps(values, sort_keys=True)
@@ -181,8 +186,7 @@ _KINDS: dict[str, Any] = {
     "problem": str,
     **dict.fromkeys(("lr", "clip", "epochs", "average"), (int, float)),
 }
-ADDED = ("average", "problem", "points", "schedule", "warm_up", "dtype")
-"""Settings that 0.1 did not have."""
+ADDED = ("problem", "points", "schedule", "warm_up", "dtype")
 LARGEST_SEED = 2**31 - 1
 MOST_THREADS = 1024
 

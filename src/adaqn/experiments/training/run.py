@@ -46,6 +46,9 @@ Listener = Callable[[Progress], None]
 class Run:
     """A configuration at work. ``folder=None`` keeps everything in memory."""
 
+    counts_evaluations = False
+    """Is ``step`` the number of evaluations, of which a step of the optimizer may have several?"""
+
     def __init__(
         self, config: RunConfig, folder: Path | None = None, data_dir: Path | None = None, team: Team = ALONE
     ) -> None:

@@ -33,6 +33,7 @@ class WholeRun(Run):
     """
 
     task: WholeBatch
+    counts_evaluations = True
 
     def __init__(
         self, config: RunConfig, folder: Path | None = None, data_dir: Path | None = None, team: Team = ALONE
