@@ -10,7 +10,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from adaqn import LBFGS, StorageOptions
 
-NAMES = ("strong wolfe", "backtracking", "no search", "adam groups", "poisoned", "rising", "tolerances")
+NAMES = ("strong wolfe", "backtracking", "no search", "adam groups", "secant", "poisoned", "rising", "tolerances")
 SOME = ("adam groups", "poisoned")
 pytestmark = pytest.mark.filterwarnings("ignore:LBFGS. the loss or the gradient is not finite")
 

@@ -94,7 +94,7 @@ class LimitedMemory(Memory):
         self.made_of = {"size": size, "repair": repair, "dtype": dtype, "wide_weights": wide_weights, "waits": waits}
         super().__init__(flat, copy.deepcopy(scaling), vector_plan(scaling, **self._vectors()), size)
         self.repair = repair
-        self.count = float(flat.reduce(torch.tensor([float(flat.n)], dtype=torch.float64, device=flat.device)))
+        self.count = sum(p.numel() * (2 if p.is_complex() else 1) for p in flat.params)
         """Numbers in all parameters, over all processes."""
         self.counters = Counters()
         self.scaled = ScaledH0(self.h0, self.counters, flat)
