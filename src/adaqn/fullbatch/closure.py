@@ -71,7 +71,8 @@ class Evaluations:
         self.count += 1
         loss, prints, error = math.nan, (*NO_PRINT, *NO_PRINT), None
         try:
-            loss = self._loss()
+            with flat.evaluated():
+                loss = self._loss()
             if flat.processes.count > 1:
                 prints = (*flat.print_of_weights(), *flat.print_of_gradients())
         except Exception as raised:
