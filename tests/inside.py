@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import adaqn
+
 # ---------------------------------------------------------------------- by the public state
 
 
@@ -29,8 +31,8 @@ def number(opt: Any, name: str) -> float:
 
 
 def state(opt: Any) -> Any:
-    """All that it keeps for its parameters (``adaqn.optim.state.State``); ``None`` before the first step."""
-    return opt._state
+    """All that it keeps for its parameters, a ``Memory``; ``None`` before the first step."""
+    return opt._memory if isinstance(opt, adaqn.LBFGS) else opt._state
 
 
 def pairs(opt: Any) -> list[tuple[Tensor, Tensor]]:
@@ -54,8 +56,10 @@ def method(opt: Any) -> Any:
 
 
 def direction(opt: Any, g: Tensor) -> Tensor:
-    """H·g, as a step would take it."""
+    """H·g, as a step would take it; −H·g where gradients are whole."""
     m = state(opt)
+    if isinstance(opt, adaqn.LBFGS):
+        return m.direction(g)
     return method(opt).direction(g.clone(), m.pairs, m.scaling, out=torch.empty_like(g)).clone()
 
 

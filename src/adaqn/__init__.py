@@ -4,6 +4,8 @@ from adaqn.core.curvature import AccumulatedFisher, Curvature
 from adaqn.core.kronecker import Kronecker
 from adaqn.core.outcome import Outcome
 from adaqn.core.scaling import Adagrad, Adam, BarzilaiBorwein, RMSProp, Scaling
+from adaqn.core.secant import KroneckerSecant, Secant
+from adaqn.fullbatch.bfgs import BFGS
 from adaqn.fullbatch.events import Iteration, WholeStats
 from adaqn.fullbatch.lbfgs import LBFGS
 from adaqn.optim.adaqn import AdaQN
@@ -17,6 +19,7 @@ from adaqn.optim.settings import PRESETS, PairOptions, Preset, RejectOptions, St
 __version__ = "0.2.0"
 
 __all__ = [
+    "BFGS",
     "LBFGS",
     "OLBFGS",
     "PRESETS",
@@ -34,6 +37,7 @@ __all__ = [
     "HessianProduct",
     "Iteration",
     "Kronecker",
+    "KroneckerSecant",
     "Monitor",
     "Outcome",
     "PairOptions",
@@ -44,6 +48,7 @@ __all__ = [
     "RotatingMonitor",
     "Scaling",
     "SdLBFGS",
+    "Secant",
     "Stats",
     "StorageOptions",
     "WholeStats",

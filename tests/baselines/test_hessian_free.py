@@ -464,7 +464,7 @@ def test_a_recurrent_net_learns_to_remember():
     "options, message",
     [
         ({"lr": -1.0}, "lr must be a finite number of at least 0, got -1.0"),
-        ({"lr": torch.ones(2)}, "lr must be a single number"),
+        ({"lr": torch.ones(2)}, "Tensor lr must be 1-element"),
         ({"damping": -1.0}, "damping must be a finite number of at least 0, got -1.0"),
         ({"damping": "1"}, "damping must be a number"),
         ({"structural_damping": math.nan}, "structural_damping must be a finite number"),

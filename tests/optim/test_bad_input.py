@@ -27,7 +27,7 @@ from oracles import Vector, quiet
         ({"lr": math.nan}, ValueError, "lr must be.*got nan"),
         ({"lr": math.inf}, ValueError, "lr must be.*got inf"),
         ({"lr": torch.tensor(-1.0)}, ValueError, "lr must be"),
-        ({"lr": torch.tensor([0.1, 0.2])}, ValueError, r"lr must be a single number.*\(2,\)"),
+        ({"lr": torch.tensor([0.1, 0.2])}, ValueError, r"Tensor lr must be 1-element.*\(2,\)"),
         ({"weight_decay": -1.0}, ValueError, r"weight_decay must be.*got -1\.0"),
         ({"cycle_length": 0}, ValueError, "cycle_length must be at least 1, got 0"),
         ({"cycle_length": 2.5}, TypeError, r"cycle_length must be.*got 2\.5"),

@@ -48,6 +48,13 @@ def at_least_zero(name: str, value: Any) -> float:
     return float(value)
 
 
+def not_nan(name: str, value: Any) -> float:
+    """A number by which something is compared: infinite is always or never."""
+    if math.isnan(number(name, value)):
+        raise ValueError(f"{name} must be a number, got {value}")
+    return float(value)
+
+
 def positive_number(name: str, value: Any) -> float:
     number(name, value)
     if not (math.isfinite(value) and value > 0.0):
@@ -81,7 +88,7 @@ def step_size(name: str, value: Any) -> Any:
     0.1
     """
     if isinstance(value, Tensor) and value.numel() != 1:
-        raise ValueError(f"{name} must be a single number, got a tensor of shape {tuple(value.shape)}")
+        raise ValueError(f"Tensor {name} must be 1-element, got one of shape {tuple(value.shape)}")
     if not isinstance(value, Tensor):
         number(name, value)
     elif value.is_complex() or value.dtype == bool_dtype:

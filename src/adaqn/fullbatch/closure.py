@@ -17,6 +17,7 @@ from adaqn.parameters.processes import check_same
 
 Closure = Callable[..., Any]
 """Clears the gradients, computes the loss, calls backward and returns the loss; it may take a ``seed``."""
+NO_GRADIENT = "the closure made no gradient: it must clear the gradients, call loss.backward() and return the loss"
 
 
 Prints = Sequence[float]
@@ -54,6 +55,8 @@ class Evaluations:
         self.count = 0
         self.first: Any = None
         """What the first call returned: what ``step`` returns."""
+        self.stale = False
+        """Did the first call leave the gradients as they were? Nobody knows of which weights they are."""
         self.apart = False
         """Did the last digits of the weights differ between the processes?"""
 
@@ -93,29 +96,31 @@ class Evaluations:
             self.apart = len(set(weights)) > 1 or len(set(norms)) > 1
 
     def _loss(self) -> float:
-        before = [_mark(p) for p in self.params]
+        before = [_Mark(p) for p in self.params]
         with torch.enable_grad():
             returned = self.closure(**self.seed)
         if self.count == 1:
             self.first = returned
         value = checked(returned)
         # A parameter without a gradient before and after says nothing; one that has the same as before does.
-        if all(p.grad is None for p in self.params) or (
-            any(mark is not None for mark in before) and all(map(_is_marked, self.params, before))
-        ):
-            raise RuntimeError(
-                "the closure made no gradient: it must clear the gradients, compute the loss, call loss.backward() and "
-                "return the loss"
-            )
+        present = any(p.grad is not None for p in self.params)
+        if present and all(mark.is_of(p) for mark, p in zip(before, self.params, strict=True)):
+            if self.count > 1:
+                raise RuntimeError(NO_GRADIENT)
+            self.stale, value = True, math.nan
+        if not present and any(p.requires_grad for p in self.params):
+            raise RuntimeError(NO_GRADIENT)
         return value
 
 
 def takes_seed(closure: Closure) -> bool:
-    """Has it an argument of that name?
+    """Has it an argument of that name, and is it free?
 
     >>> takes_seed(lambda seed: 0.0), takes_seed(lambda: 0.0)
     (True, False)
     """
+    if "seed" in getattr(closure, "keywords", ()):  # of functools.partial
+        return False
     try:
         return "seed" in inspect.signature(closure).parameters
     except (TypeError, ValueError):  # some callables written in C have no signature
@@ -134,16 +139,15 @@ def checked(returned: Any) -> float:
     return float(returned.detach() if isinstance(returned, Tensor) else returned)
 
 
-Mark = tuple[TensorWeakRef, int] | None
-"""Of a gradient as it is: which tensor, and how often it was written to. It keeps none alive."""
+class _Mark:
+    """A gradient as it was, which it does not keep alive: a new tensor may have the address of the old one."""
 
+    def __init__(self, p: Tensor) -> None:
+        self.gradient = None if p.grad is None else TensorWeakRef(p.grad)
+        self.version = 0 if p.grad is None else p.grad._version
 
-def _mark(p: Tensor) -> Mark:
-    return None if p.grad is None else (TensorWeakRef(p.grad), p.grad._version)
-
-
-def _is_marked(p: Tensor, mark: Mark) -> bool:
-    """Has the parameter still that gradient? One that was made anew may lie where the old one lay, with its id."""
-    if p.grad is None or mark is None:
-        return p.grad is None and mark is None
-    return mark[0]() is p.grad and mark[1] == p.grad._version
+    def is_of(self, p: Tensor) -> bool:
+        """Was it neither made anew nor added to nor cleared?"""
+        if self.gradient is None or p.grad is None:
+            return self.gradient is None and p.grad is None
+        return self.gradient() is p.grad and self.version == p.grad._version

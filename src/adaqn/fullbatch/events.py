@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -39,12 +40,17 @@ class Counters:
     pending: int = 0
     """Without a line search: does a step wait for the gradient behind it?"""
 
+    in_matrix: int = 0
+    """Pairs in a full matrix since it began; 0 where there is none."""
+    begun: int = 0
+    """Has it begun?"""
+
     def note_loss(self, loss: float | None) -> None:
         self.has_loss, self.loss = int(loss is not None), loss or 0.0
 
     def note_difference(self, loss: float) -> None:
         """The loss of the same weights once more: on another sample, or with other rounding errors."""
-        if self.has_loss:
+        if self.has_loss and math.isfinite(loss):
             before, self.difference = self.difference, abs(loss - self.loss)
             self.noise = min(before, self.difference)
 

@@ -8,17 +8,15 @@ from typing import Any, Literal
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from adaqn.core.checks import at_least_one, at_least_zero, step_size
+from adaqn.core.checks import at_least_one
 from adaqn.core.line_search import LineSearch
 from adaqn.core.scaling import Scaling
 from adaqn.fullbatch.events import IterationCallback
-from adaqn.fullbatch.method import WholeMethod, make_noise, make_search, make_storage, search_name
+from adaqn.fullbatch.method import SearchName, WholeMethod, group_defaults, make_noise, make_search, make_storage
 from adaqn.fullbatch.optimizer import WholeGradient
 from adaqn.optim.events import callbacks
 from adaqn.optim.method import make_damping, make_h0
 from adaqn.optim.settings import ScalingName, StorageOptions
-
-SearchName = Literal["strong_wolfe", "hager_zhang", "backtracking"]
 
 
 class LBFGS(WholeGradient):
@@ -40,7 +38,8 @@ class LBFGS(WholeGradient):
         params: parameters or param groups; groups may have their own ``lr``.
         lr: the first length that a search tries. With several groups, Λ = lr/max lr scales H0.
         max_iter: iterations per step.
-        max_eval: evaluations of the closure per step, never exceeded; by default 5/4 of ``max_iter``.
+        max_eval: evaluations of the closure per step, never exceeded; by default 5/4 of ``max_iter``, and at least
+            five more than that, so that short steps have room for a search.
         tolerance_grad: stop where the largest absolute value of the gradient is at most this.
         tolerance_change: stop where loss or weights change by less.
         history_size: pairs kept.
@@ -88,7 +87,6 @@ class LBFGS(WholeGradient):
         on_cycle: IterationCallback | Sequence[IterationCallback] | None = None,
         process_group: Any = None,
     ) -> None:
-        at_least_one("max_iter", max_iter)
         h0, stored, search = make_h0(scaling), make_storage(storage), make_search(line_search_fn)
         made_of = {
             "size": at_least_one("history_size", history_size),
@@ -107,13 +105,6 @@ class LBFGS(WholeGradient):
             on_cycle=callbacks(on_cycle),
             process_group=process_group,
         )
-        defaults = {
-            "lr": step_size("lr", lr),
-            "max_iter": max_iter,
-            "max_eval": max_iter * 5 // 4 if max_eval is None else at_least_one("max_eval", max_eval),
-            "tolerance_grad": at_least_zero("tolerance_grad", tolerance_grad),
-            "tolerance_change": at_least_zero("tolerance_change", tolerance_change),
-            "history_size": history_size,
-            "line_search_fn": search_name(line_search_fn),
-        }
+        defaults = group_defaults(lr, max_iter, max_eval, tolerance_grad, tolerance_change, line_search_fn)
+        defaults["history_size"] = history_size
         super().__init__(params, method, defaults)

@@ -91,7 +91,13 @@ class LimitedMemory(Memory):
         wide_weights: bool = False,
         waits: bool = False,
     ) -> None:
-        self.made_of = {"size": size, "repair": repair, "dtype": dtype, "wide_weights": wide_weights, "waits": waits}
+        self.made_of: dict[str, Any] = {
+            "size": size,
+            "repair": repair,
+            "dtype": dtype,
+            "wide_weights": wide_weights,
+            "waits": waits,
+        }
         super().__init__(flat, copy.deepcopy(scaling), vector_plan(scaling, **self._vectors()), size)
         self.repair = repair
         self.count = sum(p.numel() * (2 if p.is_complex() else 1) for p in flat.params)
@@ -132,6 +138,10 @@ class LimitedMemory(Memory):
         return len(self.pairs)
 
     @property
+    def has_scale(self) -> bool:
+        return self.counters.stored > 0
+
+    @property
     def is_plain(self) -> bool:
         return type(self.scaling) is Scaling
 
@@ -139,8 +149,9 @@ class LimitedMemory(Memory):
         """Λ^½ of the groups, as it is now; pairs that move what must not move any more are dropped."""
         before, now = self.scaled.roots, roots
         self.scaled.roots = now
-        if before != now and any(root == 0.0 for root in now or ()) and len(self.pairs):
+        if before != now and any(root == 0.0 for root in now or ()):
             self.forget()
+            self.counters.pending = 0
 
     def see(self, gradient: Tensor, present: list[int]) -> None:
         """H0 learns from the gradient at the point from which the next step is made."""
@@ -156,8 +167,11 @@ class LimitedMemory(Memory):
         """−Λg, a new vector."""
         return self.scaled.weighed(gradient.neg())
 
-    def offer(self, s: Tensor, y: Tensor) -> Outcome:
-        """The pair is stored if it tells of positive curvature, and γ follows it; y may come back damped."""
+    def offer(self, s: Tensor, y: Tensor, along: float = 0.0) -> Outcome:
+        """The pair is stored if it tells of positive curvature, and γ follows it; y may come back damped.
+
+        ``along`` is s·H⁻¹s, which limited memory has no use for.
+        """
         if self.repair is not None:
             self.repair(s, y, self.scaled, self.flat.settle)  # type: ignore[arg-type]
         ss, sy, yy = self.flat.settle(torch.stack([s.dot(s), s.dot(y), y.dot(y)]).double()).tolist()
@@ -208,7 +222,7 @@ class LimitedMemory(Memory):
         return parts | {"numbers": [self.numbers(i) for i in range(len(self.flat.params))]}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        LimitedMemory.__init__(self, state["flat"], state["scaling"], **state["made_of"])
+        type(self).__init__(self, state["flat"], state["scaling"], **state["made_of"])
         for name, buffer in state["buffers"].items():
             self.buffers[name].copy_(buffer)
         for name, tensor in state["shared"].items():

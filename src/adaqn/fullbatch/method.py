@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from adaqn.core.checks import at_least_zero, choose, flag
+from adaqn.core.checks import at_least_one, at_least_zero, choose, flag, not_nan, step_size
 from adaqn.core.line_search import LineSearch
 from adaqn.core.line_search_names import LINE_SEARCHES
 from adaqn.core.scaling import Scaling
@@ -20,6 +20,7 @@ from adaqn.parameters.flat import FlatParameters
 from adaqn.parameters.processes import check_process_group
 from adaqn.parameters.sharded import check_scaling, flat_parameters
 
+SearchName = Literal["strong_wolfe", "hager_zhang", "backtracking"]
 WORK_VECTORS = 8
 """Within a step: origin, point, direction, the spent gradient, and the gradients of up to four points of a search."""
 HISTORY_DTYPES = (None, torch.float32, torch.float64, torch.bfloat16)
@@ -72,6 +73,26 @@ def search_name(line_search_fn: Any) -> str | None:
     if line_search_fn is None or isinstance(line_search_fn, str):
         return line_search_fn
     return type(line_search_fn).__name__
+
+
+def group_defaults(
+    lr: float | Tensor,
+    max_iter: int,
+    max_eval: int | None,
+    tolerance_grad: float,
+    tolerance_change: float,
+    line_search_fn: Any,
+) -> dict[str, Any]:
+    """What param groups show of the limits of a step, by the names that torch's L-BFGS has for them."""
+    at_least_one("max_iter", max_iter)
+    return {
+        "lr": step_size("lr", lr),
+        "max_iter": max_iter,
+        "max_eval": max(max_iter * 5 // 4, max_iter + 5) if max_eval is None else at_least_one("max_eval", max_eval),
+        "tolerance_grad": not_nan("tolerance_grad", tolerance_grad),
+        "tolerance_change": not_nan("tolerance_change", tolerance_change),
+        "line_search_fn": search_name(line_search_fn),
+    }
 
 
 def make_noise(noise: Any) -> float | None:

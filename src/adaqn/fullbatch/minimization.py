@@ -10,9 +10,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from adaqn.core.full_matrix import along_the_line
 from adaqn.core.line_search import Found, LineSearch, Trial
 from adaqn.core.outcome import Outcome
-from adaqn.fullbatch.closure import BudgetSpentError
+from adaqn.fullbatch.closure import NO_GRADIENT, BudgetSpentError
 from adaqn.fullbatch.events import Counters, Iteration
 from adaqn.fullbatch.line import Line, Objective, ResampledError
 from adaqn.parameters.flat import FlatParameters
@@ -42,11 +43,16 @@ class Model(Protocol):
         """Is the direction that of the gradient where no pair is known?"""
         ...
 
+    @property
+    def has_scale(self) -> bool:
+        """Has a pair told how long steps along H0's direction should be?"""
+        ...
+
     def read_weights(self, out: Tensor) -> Tensor: ...
     def see(self, gradient: Tensor, present: list[int]) -> None: ...
     def direction(self, gradient: Tensor) -> Tensor: ...
     def descent(self, gradient: Tensor) -> Tensor: ...
-    def offer(self, s: Tensor, y: Tensor) -> Outcome: ...
+    def offer(self, s: Tensor, y: Tensor, along: float) -> Outcome: ...
     def forget(self) -> None: ...
     def wait_for_gradient(self, s: Tensor, gradient: Tensor) -> None: ...
     def pair_that_waited(self, gradient: Tensor) -> None: ...
@@ -108,10 +114,14 @@ class Minimization:
 
     def _begin(self) -> None:
         (size,) = self.objective.largest(self.gradient)
+        if self.evaluations.stale:
+            raise Stop(NO_GRADIENT)
         if not (math.isfinite(self.value) and math.isfinite(size)):
             self.counters.nonfinite += 1
             raise Stop(NOT_FINITE)
         self.model.pair_that_waited(self.gradient)
+        if self.limits.lr == 0.0:
+            raise Stop("lr is 0")
         if size == 0.0:
             raise Stop("the gradient is zero")
         self._check_gradient(size)
@@ -119,7 +129,7 @@ class Minimization:
     def _iterate(self, *, last: bool) -> None:
         """One iteration; raises Stop if nothing is left to do behind it."""
         before, spent = self.value, self.evaluations.count
-        if self.evaluations.left <= 0:
+        if self.evaluations.left <= 0 and self.search is not None:
             raise Stop(BUDGET)
         self.counters.n_iter += 1
         self.model.see(self.gradient, self.objective.present)
@@ -174,15 +184,20 @@ class Minimization:
                 raise Stop("the slope is within tolerance_change")
             origin = self.model.flat.new()
             line = Line(self.objective, self.model.read_weights(origin), direction)
+            walls = self.objective.nonfinite
             try:
                 if self.search is None:
-                    return self._fixed(line, first, last=last)
+                    return self._fixed(line, first, slope, last=last)
                 found = self._search(line, Trial(0.0, self.value, slope, self.gradient), first, self.search)
             except BaseException:
                 line.move(0.0)
                 raise
             if found.trial.t > 0.0:
-                return found, *self._take(line, found.trial)
+                outcome, moved = self._take(line, found.trial, slope)
+                if not found.success and self.evaluations.left > 0 and self.objective.nonfinite == walls:
+                    # What is known of the curvature misleads; before a wall it need not.
+                    self._start_again()
+                return found, outcome, moved
             line.move(0.0)
             if self.evaluations.left <= 0:
                 raise Stop(BUDGET)
@@ -194,13 +209,12 @@ class Minimization:
         lr = self.limits.lr
         if self.model.knows:
             yield self.model.direction(self.gradient), lr
-            self.counters.restarts += 1
-            self.model.forget()
+            self._start_again()
         if not self.model.is_plain:
             direction = self.model.direction(self.gradient)
             (longest,) = self.objective.largest(direction)
-            unscaled = self.counters.stored == 0 and longest > 0.0
-            yield direction, lr * min(1.0, FIRST_STEP / longest) if unscaled else lr
+            is_short = self.model.has_scale or longest == 0.0
+            yield direction, lr if is_short else lr * min(1.0, FIRST_STEP / longest)
             self.counters.restarts += 1
         descent = self.model.descent(self.gradient)
         if self.model.is_plain and self.counters.n_iter > 1 and self.counters.restarts == 0:
@@ -208,23 +222,27 @@ class Minimization:
         total = float(self.model.flat.settle(self.gradient.abs().sum().double().reshape(1)))
         yield descent, lr * min(1.0, 1.0 / total)
 
+    def _start_again(self) -> None:
+        self.counters.restarts += 1
+        self.model.forget()
+
     def _search(self, line: Line, start: Trial, first: float, search: LineSearch) -> Found:
         (longest,) = self.objective.largest(line.direction)
         resolution = self.limits.tolerance_change / longest if longest else 0.0
         return search(line, start, first, budget=self.evaluations.left, noise=self.noise, resolution=resolution)
 
-    def _take(self, line: Line, trial: Trial) -> tuple[Outcome, float]:
+    def _take(self, line: Line, trial: Trial, slope: float) -> tuple[Outcome, float]:
         """Go to the point that a search has found, and learn the pair: (what became of it, how far it was)."""
         if line.at != trial.t:
             line.move(trial.t)
         assert trial.gradient is not None
         s, y = line.displacement(), trial.gradient - self.gradient
         (moved,) = self.objective.largest(s)
-        outcome = self.model.offer(s, y)
+        outcome = self.model.offer(s, y, along_the_line(trial.t, slope))
         self.value, self.gradient = trial.value, trial.gradient
         return outcome, moved
 
-    def _fixed(self, line: Line, t: float, *, last: bool) -> Step:
+    def _fixed(self, line: Line, t: float, slope: float, *, last: bool) -> Step:
         """Without a search; the last step of a call waits for the gradient that the next call brings."""
         line.move(t)
         (moved,) = self.objective.largest(line.direction)
@@ -236,7 +254,7 @@ class Minimization:
             line.move(0.0)
             self.model.forget()
             raise Stop(NOT_FINITE)
-        outcome, moved = self._take(line, trial)
+        outcome, moved = self._take(line, trial, slope)
         return Found(trial, True, "no search", 1), outcome, moved
 
 

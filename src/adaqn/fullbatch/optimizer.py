@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,9 +15,11 @@ from torch._compile import _disable_dynamo  # torch.compiler.disable would load 
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from adaqn.core.checks import at_least_one, at_least_zero, step_size
+from adaqn.core.checks import at_least_one, not_nan, step_size
+from adaqn.core.line_search import LineSearch
+from adaqn.core.line_search_names import LINE_SEARCHES
 from adaqn.core.scaling import Scaling
-from adaqn.fullbatch.closure import Closure, Evaluations, Sample, takes_seed
+from adaqn.fullbatch.closure import NO_GRADIENT, Closure, Evaluations, Sample, takes_seed
 from adaqn.fullbatch.events import Counters, Iteration, WholeStats
 from adaqn.fullbatch.limited import LimitedMemory, own_names
 from adaqn.fullbatch.line import Objective
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
 
 RECENT = 40
 """Iterations that are remembered one by one, for the explanation."""
+UNKNOWN_LOSS = (NOT_FINITE, NO_GRADIENT)
+"""Ends of a step that are warned of: nothing is known of the weights where it ended."""
 OF_ALL = ("max_iter", "max_eval", "tolerance_grad", "tolerance_change", "history_size", "line_search_fn")
 
 
@@ -62,6 +67,7 @@ class WholeGradient(Optimizer):
         limits = self._limits()
         if closure is None:
             return self._make_state_only(limits)
+        self._search()
         with self._working():
             memory = self._memory_of(self._trained())
             calls = 0 if memory is None else memory.counters.calls
@@ -77,7 +83,8 @@ class WholeGradient(Optimizer):
         loss = evaluations(memory.flat if memory is not None else self._method.flat(self._parameters()))
         memory = self._memory_of(self._trained())  # a gradient may have come with the first call
         if memory is None:
-            self._notices.say("no parameter requires a gradient, so nothing is trained: unfreeze what should be")
+            self._reason = "no parameter requires a gradient, so nothing is trained: unfreeze what should be"
+            self._notices.say(self._reason)
             return
         c, method = memory.counters, self._method
         c.calls += 1
@@ -87,16 +94,19 @@ class WholeGradient(Optimizer):
         value, gradient = objective.behind(loss)
         c.note_difference(value)
         noise = c.noise if method.noise is None else method.noise
-        made = Minimization(memory, objective, method.search, limits, noise, self._tell)
+        made = Minimization(memory, objective, self._search(), limits, noise, self._tell)
         try:
             self._reason = made.run(value, gradient)
-            c.note_loss(None if self._reason == NOT_FINITE else made.value)
+        except BaseException as error:
+            self._reason = f"{type(error).__name__} was raised in it"
+            raise
         finally:
+            c.note_loss(None if c.pending or not math.isfinite(made.value) else made.value)
             c.func_evals += evaluations.count
             c.nonfinite += objective.nonfinite
             self._count_for_callers(memory)
-        if self._reason == NOT_FINITE:
-            self._notices.say(f"{type(self).__name__}: {NOT_FINITE}")
+        if self._reason in UNKNOWN_LOSS:
+            self._notices.say(f"{type(self).__name__}: {self._reason}")
 
     def _limits(self) -> Limits:
         """As the groups have them now: a scheduler, or the user, may have changed them."""
@@ -106,14 +116,27 @@ class WholeGradient(Optimizer):
                 if name in first and group[name] != first[name]:
                     raise ValueError(f"{name} is {first[name]} in one param group and {group[name]} in another: one "
                                      "search moves all parameters, so give it to the optimizer")  # fmt: skip
+        if first.get("history_size") != self.defaults.get("history_size"):
+            raise ValueError(f"history_size is {first['history_size']} in the param groups, and the optimizer was made "
+                             f"with {self.defaults['history_size']}: make one with that many")  # fmt: skip
         lr = max(float(step_size("lr", group["lr"])) for group in self.param_groups)
         return Limits(
             lr,
             at_least_one("max_iter", first["max_iter"]),
             at_least_one("max_eval", first["max_eval"]),
-            at_least_zero("tolerance_grad", first["tolerance_grad"]),
-            at_least_zero("tolerance_change", first["tolerance_change"]),
+            not_nan("tolerance_grad", first["tolerance_grad"]),
+            not_nan("tolerance_change", first["tolerance_change"]),
         )
+
+    def _search(self) -> LineSearch | None:
+        """As the groups name it now; with or without a search is decided when the optimizer is made."""
+        name, made_with = self.param_groups[0]["line_search_fn"], self.defaults["line_search_fn"]
+        if name == made_with:
+            return self._method.search
+        if made_with is None or name not in LINE_SEARCHES:
+            raise ValueError(f"line_search_fn is {name!r} in the param groups, and the optimizer was made with "
+                             f"{made_with!r}: make one with line_search_fn={name!r}")  # fmt: skip
+        return LINE_SEARCHES[name]
 
     def _make_state_only(self, limits: Limits) -> None:
         """torch.distributed.checkpoint makes state by a call without closure, with lr 0; it leaves no trace."""
@@ -210,6 +233,8 @@ class WholeGradient(Optimizer):
     # ------------------------------------------------------------------ telling
 
     def _tell(self, event: Iteration) -> None:
+        if self._method.maximize:
+            event = replace(event, loss=-event.loss, previous_loss=-event.previous_loss)
         self._recent.append(event)
         self._count_for_callers(self._memory)
         for callback in self._method.on_cycle:

@@ -19,7 +19,9 @@ from adaqn.core.pairs import CurvatureTest
 from adaqn.core.scaling import Scaling
 
 PresetName = Literal["default", "kronecker", "modern", "paper"]
-ScalingName = Literal["identity", "barzilai_borwein", "adagrad", "rmsprop", "adam", "kronecker"]
+ScalingName = Literal[
+    "identity", "barzilai_borwein", "adagrad", "rmsprop", "adam", "kronecker", "secant", "kronecker_secant"
+]
 RejectName = Literal["paired", "factor", "relative", "none"]
 T = TypeVar("T")
 
