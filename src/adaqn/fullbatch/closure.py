@@ -80,8 +80,9 @@ class Evaluations:
                 prints = (*flat.print_of_weights(), *flat.print_of_gradients())
         except Exception as raised:
             error = raised
-        rows = flat.processes.agreed("the closure", error, loss, self.sample.number, *prints)
-        losses, samples, *columns = zip(*rows, strict=True)
+        rows = flat.processes.agreed("the closure", error, loss, self.stale, self.sample.number, *prints)
+        losses, stale, samples, *columns = zip(*rows, strict=True)
+        self.stale = any(stale)
         self.sample.number = int(max(samples))  # a new one in one process is a new one of the mean
         self._compare(*columns)
         mean: float = sum(losses) / len(losses)
