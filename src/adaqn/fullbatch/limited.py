@@ -104,7 +104,7 @@ class LimitedMemory(Memory):
         }
         super().__init__(flat, copy.deepcopy(scaling), vector_plan(scaling, **self._vectors()), size)
         self.repair = repair
-        self.count = float(flat.reduce(torch.tensor([float(flat.n)], dtype=torch.float64, device=flat.device)))
+        self.count = sum(p.numel() * (2 if p.is_complex() else 1) for p in flat.params)
         """Numbers in all parameters, over all processes."""
         self.counters = Counters()
         self.gammas = torch.zeros(1 if self.is_plain else GAMMAS, dtype=torch.float64)
