@@ -45,8 +45,10 @@ def buffers(opt: Any) -> dict[str, Tensor]:
 
 
 def held(opt: Any) -> list[Tensor]:
-    """Every tensor that it holds: what is kept between steps, and the two vectors of work space."""
+    """Every tensor that it holds: what is kept between steps, and (not for whole gradients) the work space."""
     m = state(opt)
+    if isinstance(opt, WholeGradient):
+        return [*m.shared.values(), *m.buffers.values()]
     return [m.scratch.gradient, m.scratch.direction, m.gram, *m.buffers.values()]
 
 

@@ -82,7 +82,7 @@ def test_what_one_search_decides_is_not_for_a_group():
         adaqn.LBFGS([{"params": p, "max_iter": 3}, {"params": q}])
     opt = adaqn.LBFGS([{"params": p}, {"params": q}])
     opt.param_groups[1]["tolerance_grad"] = 1.0
-    with pytest.raises(ValueError, match="tolerance_grad is 1e-07 in one param group and 1.0 in another"):
+    with pytest.raises(ValueError, match=r"tolerance_grad is 1e-07 in one param group and 1.0 in another"):
         opt.step(lambda: 1.0)
     opt = adaqn.LBFGS(p)
     opt.param_groups[0]["history_size"] = 7
