@@ -154,11 +154,17 @@ class LimitedMemory(Memory):
 
     def weigh(self, roots: list[float] | None) -> None:
         """Λ^½ of the groups, as it is now; pairs that move what must not move any more are dropped."""
-        before, now = self.scaled.roots, roots
-        self.scaled.roots = now
-        if before != now and any(root == 0.0 for root in now or ()):
+        before, self.scaled.roots = self.scaled.roots, roots
+        fixed = [i for i, root in enumerate(roots or ()) if root == 0.0]
+        if before != roots and fixed and self._moves(fixed):
             self.forget()
             self.counters.pending = 0
+
+    def _moves(self, fixed: list[int]) -> bool:
+        """Has a pair, or the step that waits for its gradient, gone along those parameters?"""
+        steps = [self.pairs.S, *([self.buffers["pending_s"]] if self.counters.pending else [])]
+        gone = [self.flat.views(s)[i].count_nonzero() for s in steps for i in fixed]
+        return float(self.flat.reduce(torch.stack(gone).sum().double().reshape(1))) > 0.0
 
     def see(self, gradient: Tensor, present: list[int]) -> None:
         """H0 learns from the gradient at the point from which the next step is made."""
