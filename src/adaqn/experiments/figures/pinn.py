@@ -23,12 +23,7 @@ from adaqn.experiments.training.storage import load_checkpoint
 
 RIVALS = "torch-lbfgs,adam-lbfgs,adam,soap,scipy-lbfgs"
 VIEWS = tuple(View(metric, against) for metric in ("test_loss", "test_error") for against in ("epoch", "seconds"))
-NAMES = {
-    "test_loss": "loss",
-    "test_error": "relative L2 error",
-    "epoch": "evaluations",
-    "seconds": "seconds of training",
-}
+NAMES = {**plots.NAMES, **plots.WHOLE_NAMES, "test_error": "relative L2 error"}
 
 
 def pinn_spec(base: RunConfig, optimizers: Sequence[tuple[str, float | None]]) -> Comparison:
