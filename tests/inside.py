@@ -56,8 +56,10 @@ def method(opt: Any) -> Any:
 
 
 def direction(opt: Any, g: Tensor) -> Tensor:
-    """H·g, as a step would take it."""
+    """H·g, as a step would take it; −H·g where gradients are whole."""
     m = state(opt)
+    if isinstance(opt, adaqn.LBFGS):
+        return m.direction(g)
     return method(opt).direction(g.clone(), m.pairs, m.scaling, out=torch.empty_like(g)).clone()
 
 

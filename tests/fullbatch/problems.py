@@ -29,6 +29,11 @@ class Problem:
         reals = (torch.view_as_real(p) if p.is_complex() else p for p in self.model.parameters())
         return torch.cat([p.detach().double().reshape(-1) for p in reals])
 
+    @torch.enable_grad()
+    def gradient(self) -> Tensor:
+        """Where the weights are; what lies in ``.grad`` stays."""
+        return flat(torch.autograd.grad(self.loss(), self.parameters()))
+
     def closure(self, opt: Any) -> Callable[[], Tensor]:
         def closure() -> Tensor:
             self.calls += 1

@@ -13,12 +13,15 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+import adaqn
 from adaqn import OLBFGS, PRESETS, RES, SQN, AdaQN, HessianProduct, SdLBFGS
 from adaqn.baselines import KFAC, SFO, HessianFree
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.problems.linear_recurrent import from_torch
 from adaqn.experiments.problems.networks import Recurrent
 from adaqn.experiments.problems.tasks import Task
+from adaqn.experiments.rivals.recipe import SLICE, TORCH_LBFGS, AdamThenLBFGS
+from adaqn.experiments.rivals.vectors import Scipy, TorchMin
 
 Make = Callable[..., Optimizer]
 
@@ -39,9 +42,13 @@ class Entry:
     given: str = "parameters"
     """What ``make`` wants: the ``"parameters"``, the ``"named"`` ones, or ``"model and task"``."""
     kind: type[Optimizer] | str | None = None
-    """The class whose options may be set, if ``make`` is not it; a name is one of pytorch_optimizer's."""
+    """The class whose options may be set, if ``make`` is not it; by name one of pytorch_optimizer or adaqn."""
     linear_cells: bool = False
     """Must it see every product of a recurrent net? Then the cells are made of linear layers."""
+    whole: bool = False
+    """Does it search along lines, so that it needs the same batch all the time? It then has no step size to tune."""
+    blocking: bool = False
+    """Does its step end only when the minimisation does? Interrupted, such a run begins anew."""
 
 
 def _rival(name: str) -> Make:
@@ -96,6 +103,52 @@ def _kfac(model: nn.Module, task: Task, **options: Any) -> Optimizer:
     return KFAC(model, **{"terms_per_example": terms or 1, **options})
 
 
+ADAM_SHARE = 0.3
+"""Of the evaluations, before L-BFGS begins."""
+
+
+def _adam_lbfgs(model: nn.Module, task: Task, **options: Any) -> Optimizer:
+    assert task.config.steps is not None
+    return AdamThenLBFGS(model.parameters(), **{"adam_steps": round(ADAM_SHARE * task.config.steps), **options})
+
+
+def _ours(name: str) -> Make:
+    """An optimizer of adaqn that this version may not have."""
+
+    def make(params: Any, **options: Any) -> Optimizer:
+        kind = getattr(adaqn, name, None)
+        if kind is None:
+            raise UserError(f"there is no adaqn.{name} in version {adaqn.__version__}")
+        optimizer: Optimizer = kind(params, **options)
+        return optimizer
+
+    return make
+
+
+def _searching(label: str, make: Make, more: dict[str, Any] | None = None, **changes: Any) -> Entry:
+    """One that searches along lines, and so needs the whole batch."""
+    return Entry(label, make, 1.0, more or {}, "closure", whole=True, **changes)
+
+
+_FULL = {name: value for name, value in SLICE.items() if name != "history_size"}
+WHOLE: dict[str, Entry] = {
+    "torch-lbfgs": _searching("L-BFGS (torch)", torch.optim.LBFGS, TORCH_LBFGS),
+    "adam-lbfgs": Entry(
+        "Adam, then L-BFGS", _adam_lbfgs, 1e-3, {}, "closure", given="model and task", kind=AdamThenLBFGS, whole=True
+    ),
+    "adaqn-lbfgs": _searching("L-BFGS (adaQN)", _ours("LBFGS"), SLICE, kind="adaqn.LBFGS"),
+    "adaqn-bfgs": _searching("BFGS (adaQN)", _ours("BFGS"), {**_FULL, "update": "bfgs"}, kind="adaqn.BFGS"),
+    "adaqn-ssbfgs": _searching("SSBFGS (adaQN)", _ours("BFGS"), {**_FULL, "update": "ssbfgs"}, kind="adaqn.BFGS"),
+    "adaqn-ssbroyden": _searching(
+        "SSBroyden (adaQN)", _ours("BFGS"), {**_FULL, "update": "ssbroyden"}, kind="adaqn.BFGS"
+    ),
+    "scipy-lbfgs": _searching("L-BFGS-B (scipy)", Scipy, {"method": "L-BFGS-B"}, blocking=True),
+    "scipy-bfgs": _searching("BFGS (scipy)", Scipy, {"method": "BFGS"}, blocking=True),
+    "torchmin-lbfgs": _searching("L-BFGS (pytorch-minimize)", TorchMin, {"method": "l-bfgs"}, blocking=True),
+    "torchmin-bfgs": _searching("BFGS (pytorch-minimize)", TorchMin, {"method": "bfgs"}, blocking=True),
+}
+"""For whole batches alone."""
+
 TABLE: dict[str, Entry] = {
     "adaqn": _preset("adaQN", "default"),
     "adaqn-paper": _preset("adaQN (paper)", "paper"),
@@ -122,6 +175,7 @@ TABLE: dict[str, Entry] = {
     "shampoo": Entry(
         "Shampoo", _rival("ScalableShampoo"), 3e-2, {"preconditioning_compute_steps": 10}, kind="ScalableShampoo"
     ),
+    **WHOLE,
 }
 
 

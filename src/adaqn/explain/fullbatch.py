@@ -40,10 +40,9 @@ def _summary(stats: WholeStats, recent: Sequence[Iteration], name: str, method: 
     ]
     if recent:
         first, last = recent[0], recent[-1]
-        sign = -1.0 if method.maximize else 1.0
         lines.append(
-            f"loss in the last {times(len(recent), 'iteration')}: from {number(sign * first.previous_loss)} to "
-            f"{number(sign * last.loss)}; largest gradient {number(last.gradient)}"
+            f"loss in the last {times(len(recent), 'iteration')}: from {number(first.previous_loss)} to "
+            f"{number(last.loss)}; largest gradient {number(last.gradient)}"
         )
     return lines
 

@@ -5,21 +5,34 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.weak import TensorWeakRef
 
-from adaqn.parameters.processes import Processes
+from adaqn.parameters.flat import NO_PRINT, FlatParameters
+from adaqn.parameters.processes import check_same
 
 Closure = Callable[..., Any]
 """Clears the gradients, computes the loss, calls backward and returns the loss; it may take a ``seed``."""
 NO_GRADIENT = "the closure made no gradient: it must clear the gradients, call loss.backward() and return the loss"
 
 
+Prints = Sequence[float]
+"""One number of each process, by which vectors are compared."""
+
+
 class BudgetSpentError(Exception):
     """One more evaluation was asked for than there are."""
+
+
+@dataclass
+class Sample:
+    """The data behind the loss: another number is another sample."""
+
+    number: int = 0
 
 
 class Evaluations:
@@ -30,36 +43,56 @@ class Evaluations:
         params: all parameters, to see whether their gradients were made anew.
         budget: the largest number of calls.
         seed: handed to a closure that takes one: the same sample throughout a step, another one in the next.
+        sample: its number changes within a call if the closure takes another one.
     """
 
-    def __init__(self, closure: Closure, params: Sequence[Tensor], budget: int, seed: int) -> None:
+    def __init__(self, closure: Closure, params: Sequence[Tensor], budget: int, seed: int, sample: Sample) -> None:
         if not callable(closure):
             raise TypeError(f"step() needs a closure that clears the gradients, calls backward and returns the loss; "
                             f"got {closure!r}")  # fmt: skip
-        self.closure, self.params, self.budget = closure, params, budget
+        self.closure, self.params, self.budget, self.sample = closure, params, budget, sample
         self.seed = {"seed": seed} if takes_seed(closure) else {}
         self.count = 0
         self.first: Any = None
         """What the first call returned: what ``step`` returns."""
         self.stale = False
         """Did the first call leave the gradients as they were? Nobody knows of which weights they are."""
+        self.apart = False
+        """Did the last digits of the weights differ between the processes?"""
 
     @property
     def left(self) -> int:
         return self.budget - self.count
 
-    def __call__(self, processes: Processes) -> float:
-        """The loss, its mean over the processes; the gradients lie in ``.grad``."""
+    def __call__(self, flat: FlatParameters) -> float:
+        """The loss, its mean over the processes; the gradients lie in ``.grad``.
+
+        One message: whether there was an error, the loss, and what must be the same in all processes.
+        """
         if self.left <= 0:
             raise BudgetSpentError
         self.count += 1
-        loss, error = math.nan, None
+        loss, prints, error = math.nan, (*NO_PRINT, *NO_PRINT), None
         try:
             loss = self._loss()
+            if flat.processes.count > 1:
+                prints = (*flat.print_of_weights(), *flat.print_of_gradients())
         except Exception as raised:
             error = raised
-        rows = processes.agreed("the closure", error, loss)
-        return sum(value for (value,) in rows) / len(rows)
+        rows = flat.processes.agreed("the closure", error, loss, self.sample.number, *prints)
+        losses, samples, *columns = zip(*rows, strict=True)
+        self.sample.number = int(max(samples))  # a new one in one process is a new one of the mean
+        self._compare(*columns)
+        mean: float = sum(losses) / len(losses)
+        return mean
+
+    def _compare(self, weights: Prints, norms: Prints, gradients: Prints, their_norms: Prints) -> None:
+        """Have all processes the same weights and gradients? Only the last digits of weights may differ."""
+        self.apart = False
+        if all(map(math.isfinite, (*norms, *their_norms))):
+            check_same(weights, norms)
+            check_same(gradients, their_norms)
+            self.apart = len(set(weights)) > 1 or len(set(norms)) > 1
 
     def _loss(self) -> float:
         before = [_Mark(p) for p in self.params]

@@ -149,8 +149,9 @@ class LimitedMemory(Memory):
         """Λ^½ of the groups, as it is now; pairs that move what must not move any more are dropped."""
         before, now = self.scaled.roots, roots
         self.scaled.roots = now
-        if before != now and any(root == 0.0 for root in now or ()) and len(self.pairs):
+        if before != now and any(root == 0.0 for root in now or ()):
             self.forget()
+            self.counters.pending = 0
 
     def see(self, gradient: Tensor, present: list[int]) -> None:
         """H0 learns from the gradient at the point from which the next step is made."""

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from adaqn.core.line_search import Trial
-from adaqn.fullbatch.closure import Evaluations
+from adaqn.fullbatch.closure import Evaluations, Sample
 from adaqn.parameters.memory import Memory
-
-
-@dataclass
-class Sample:
-    """The data behind the loss: another number is another sample."""
-
-    number: int = 0
 
 
 class ResampledError(Exception):
@@ -38,8 +30,13 @@ class Objective:
 
     def here(self) -> tuple[float, Tensor]:
         """Loss and gradient at the weights as they are: one evaluation."""
-        value = self.evaluations(self.memory.flat.processes)
-        return -value if self.maximize else value, self.gradient()
+        return self.behind(self.evaluations(self.memory.flat))
+
+    def behind(self, loss: float) -> tuple[float, Tensor]:
+        """The same where the closure has been called, and returned this."""
+        if self.evaluations.apart:
+            self.memory.adopt_first()
+        return -loss if self.maximize else loss, self.gradient()
 
     def gradient(self) -> Tensor:
         """A new vector with what lies in ``.grad``."""

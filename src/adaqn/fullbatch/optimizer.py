@@ -16,17 +16,18 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from adaqn.core.checks import at_least_one, not_nan, step_size
+from adaqn.core.line_search import LineSearch
+from adaqn.core.line_search_names import LINE_SEARCHES
 from adaqn.core.scaling import Scaling
-from adaqn.fullbatch.closure import NO_GRADIENT, Closure, Evaluations, takes_seed
+from adaqn.fullbatch.closure import NO_GRADIENT, Closure, Evaluations, Sample, takes_seed
 from adaqn.fullbatch.events import Counters, Iteration, WholeStats
 from adaqn.fullbatch.limited import LimitedMemory, own_names
-from adaqn.fullbatch.line import Objective, Sample
+from adaqn.fullbatch.line import Objective
 from adaqn.fullbatch.method import WholeMethod
 from adaqn.fullbatch.minimization import NOT_FINITE, Limits, Minimization
 from adaqn.optim.events import Notices, warn
 from adaqn.parameters.flat import check_one_device, trained
 from adaqn.parameters.loading import around_torchs_loading, entries_by_parameter
-from adaqn.parameters.processes import Processes
 from adaqn.parameters.saved import check_entries, foreign, show
 
 if TYPE_CHECKING:
@@ -66,10 +67,11 @@ class WholeGradient(Optimizer):
         limits = self._limits()
         if closure is None:
             return self._make_state_only(limits)
+        self._search()
         with self._working():
             memory = self._memory_of(self._trained())
             calls = 0 if memory is None else memory.counters.calls
-            evaluations = Evaluations(closure, self._parameters(), limits.max_eval, calls)
+            evaluations = Evaluations(closure, self._parameters(), limits.max_eval, calls, self._sample)
             if takes_seed(closure) and calls:
                 self.resampled()
             self._minimize(memory, evaluations, limits)
@@ -77,7 +79,8 @@ class WholeGradient(Optimizer):
 
     def _minimize(self, memory: LimitedMemory | None, evaluations: Evaluations, limits: Limits) -> None:
         self._count_for_callers(memory)
-        value = evaluations(Processes() if memory is None else memory.flat.processes)
+        sample = self._sample.number
+        loss = evaluations(memory.flat if memory is not None else self._method.flat(self._parameters()))
         memory = self._memory_of(self._trained())  # a gradient may have come with the first call
         if memory is None:
             self._reason = "no parameter requires a gradient, so nothing is trained: unfreeze what should be"
@@ -85,12 +88,13 @@ class WholeGradient(Optimizer):
             return
         c, method = memory.counters, self._method
         c.calls += 1
+        c.pending = c.pending if self._sample.number == sample else 0
         memory.weigh(self._roots(memory))
         objective = Objective(memory, evaluations, self._sample, maximize=method.maximize)
-        value, gradient = -value if method.maximize else value, objective.gradient()
+        value, gradient = objective.behind(loss)
         c.note_difference(value)
         noise = c.noise if method.noise is None else method.noise
-        made = Minimization(memory, objective, method.search, limits, noise, self._tell)
+        made = Minimization(memory, objective, self._search(), limits, noise, self._tell)
         try:
             self._reason = made.run(value, gradient)
         except BaseException as error:
@@ -112,6 +116,9 @@ class WholeGradient(Optimizer):
                 if name in first and group[name] != first[name]:
                     raise ValueError(f"{name} is {first[name]} in one param group and {group[name]} in another: one "
                                      "search moves all parameters, so give it to the optimizer")  # fmt: skip
+        if first.get("history_size") != self.defaults.get("history_size"):
+            raise ValueError(f"history_size is {first['history_size']} in the param groups, and the optimizer was made "
+                             f"with {self.defaults['history_size']}: make one with that many")  # fmt: skip
         lr = max(float(step_size("lr", group["lr"])) for group in self.param_groups)
         return Limits(
             lr,
@@ -120,6 +127,16 @@ class WholeGradient(Optimizer):
             not_nan("tolerance_grad", first["tolerance_grad"]),
             not_nan("tolerance_change", first["tolerance_change"]),
         )
+
+    def _search(self) -> LineSearch | None:
+        """As the groups name it now; with or without a search is decided when the optimizer is made."""
+        name, made_with = self.param_groups[0]["line_search_fn"], self.defaults["line_search_fn"]
+        if name == made_with:
+            return self._method.search
+        if made_with is None or name not in LINE_SEARCHES:
+            raise ValueError(f"line_search_fn is {name!r} in the param groups, and the optimizer was made with "
+                             f"{made_with!r}: make one with line_search_fn={name!r}")  # fmt: skip
+        return LINE_SEARCHES[name]
 
     def _make_state_only(self, limits: Limits) -> None:
         """torch.distributed.checkpoint makes state by a call without closure, with lr 0; it leaves no trace."""
@@ -216,6 +233,8 @@ class WholeGradient(Optimizer):
     # ------------------------------------------------------------------ telling
 
     def _tell(self, event: Iteration) -> None:
+        if self._method.maximize:
+            event = replace(event, loss=-event.loss, previous_loss=-event.previous_loss)
         self._recent.append(event)
         self._count_for_callers(self._memory)
         for callback in self._method.on_cycle:

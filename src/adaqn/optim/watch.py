@@ -114,7 +114,8 @@ class Watch:
             check_same(*of_weights)
             check_same(*of_gradients)
             if any(len(set(values)) > 1 for values in of_weights):
-                _adopt_first(state, candidate)
+                candidate.copy_(state.flat.processes.first(candidate))
+                state.adopt_first()
         if any(watching) and not all(watching) and isinstance(state.flat, FlatShards):
             raise RuntimeError(
                 f"process {watching.index(0.0)} has no monitor and another has one: an evaluation of sharded "
@@ -148,12 +149,3 @@ class Watch:
         if self.anchor_losses is None or self._buffers_seen is None:
             return False
         return self._buffers_seen.unchanged(getattr(self.monitor, "model", None))
-
-
-def _adopt_first(state: State, candidate: Tensor) -> None:
-    """Weights of processes that round differently drift apart, and what H0 knows: the first one's for all."""
-    weights = state.flat.gather(state.scratch.weights) if state.master is None else state.master
-    learnt = [buffer for name, buffer in state.buffers.items() if name.startswith(("scaling_", "momentum"))]
-    for vector in (candidate, weights, *learnt):
-        vector.copy_(state.flat.processes.first(vector))
-    state.set_weights(weights)

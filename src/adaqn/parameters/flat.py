@@ -74,8 +74,12 @@ class FlatParameters:
             return NO_PRINT * 2
         return *fingerprint([candidate]), *self.print_of_gradients()
 
+    def print_of_weights(self) -> tuple[float, float]:
+        return fingerprint([as_real(p.detach()).reshape(-1) for p in self.params])
+
     def print_of_gradients(self) -> tuple[float, float]:
-        return fingerprint([as_real(p.grad).reshape(-1) for p in self.params if p.grad is not None])
+        gradients = (p.grad for p in self.params if p.grad is not None and p.grad.layout == torch.strided)
+        return fingerprint([as_real(gradient).reshape(-1) for gradient in gradients])
 
     def for_scaling(self, scaling: Scaling) -> FlatParameters:
         """The vectors that H0 learns from and is applied to."""

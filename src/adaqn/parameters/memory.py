@@ -68,6 +68,17 @@ class Memory:
         if self.master is not None:
             self.master.copy_(vector)
 
+    def adopt_first(self) -> None:
+        """Weights of processes that round differently drift apart, and what H0 knows: the first one's for all."""
+        if not self.flat.is_whole:
+            self.flat.publish()
+            return
+        weights = self.flat.gather(self.flat.new()) if self.master is None else self.master
+        learnt = [buffer for name, buffer in self.buffers.items() if name.startswith(("scaling_", "momentum"))]
+        for vector in (weights, *learnt):
+            vector.copy_(self.flat.processes.first(vector))
+        self.set_weights(weights)
+
     def weights_are_finite(self) -> bool:
         lost = sum(not w.isfinite().all() for w in self.weights())
         return float(self.flat.reduce(torch.tensor([lost], dtype=torch.float64, device=self.flat.device))) == 0.0

@@ -122,6 +122,11 @@ class Group(Processes):
             dist.all_reduce(total, group=group)
         return total
 
+    @property
+    def has_copies(self) -> bool:
+        """Does a part lie in several processes?"""
+        return math.prod(dist.get_world_size(group) for group in self.parts) < self.count
+
     def first(self, values: Tensor) -> Tensor:
         values = values.clone()
         dist.broadcast(values, group=self.group, group_src=0)

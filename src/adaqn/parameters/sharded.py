@@ -56,8 +56,18 @@ class FlatShards(_FlatParts):
     def parts(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return [as_real(local_part(tensor)) for tensor in tensors]
 
-    def print_of_gradients(self) -> tuple[float, float]:
+    @property
+    def settle(self) -> Reduce:
+        processes = self.processes
+        if not (isinstance(processes, Group) and processes.has_copies):
+            return self.reduce
+        return lambda partial: processes.first(processes.sum(partial))  # copies of a part may round differently
+
+    def print_of_weights(self) -> tuple[float, float]:
         return NO_PRINT  # parts, too
+
+    def print_of_gradients(self) -> tuple[float, float]:
+        return NO_PRINT
 
     def shown(self, index: int, view: Tensor) -> Tensor:
         from adaqn.parameters.dtensors import sharded_like

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from adaqn.experiments.problems.tasks import make_task
+from adaqn.experiments.problems.catalogue import make_task
 from adaqn.experiments.training.config import RunConfig
 
 SMALL = RunConfig(layers=1, hidden=12, limit=12_000, steps=12, batch_size=8, length=20, evaluations=20, lr=0.01)

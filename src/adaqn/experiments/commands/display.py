@@ -20,6 +20,15 @@ from adaqn.experiments.training.run import Progress as RunProgress
 from adaqn.experiments.training.timing import Cost
 
 
+def loss_text(loss: float) -> str:
+    """Three decimals, or as a power of ten where they would say nothing.
+
+    >>> loss_text(1.2345), loss_text(0.00012)
+    ('1.234', '1.20e-04')
+    """
+    return f"{loss:.3f}" if abs(loss) >= 0.01 or loss == 0.0 else f"{loss:.2e}"
+
+
 @contextmanager
 def progress_bars(labels: Sequence[str], *, quiet: bool = False) -> Iterator[Callable[[int, RunProgress], None]]:
     """Yields a function to tell (which run, how far)."""
@@ -37,7 +46,7 @@ def progress_bars(labels: Sequence[str], *, quiet: bool = False) -> Iterator[Cal
         def told(index: int, progress: RunProgress) -> None:
             bars.update(tasks[index], completed=progress.step, total=progress.steps)
             if progress.loss is not None:
-                bars.update(tasks[index], loss=f"{progress.loss:.3f}")
+                bars.update(tasks[index], loss=loss_text(progress.loss))
 
         yield told
 
@@ -75,7 +84,7 @@ def figure_bar(total: int, *, quiet: bool = False) -> Iterator[Callable[[int, Ru
             bars.update(bar, completed=sum(done.values()))
             if progress.loss is not None:
                 finished = sum(share >= 1.0 for share in done.values())
-                bars.update(bar, said=f"{finished} finished, loss of the latest {progress.loss:.3f}")
+                bars.update(bar, said=f"{finished} finished, loss of the latest {loss_text(progress.loss)}")
 
         yield told
 

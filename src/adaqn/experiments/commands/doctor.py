@@ -20,7 +20,7 @@ from adaqn import PRESETS, AdaQN
 from adaqn.experiments.commands.options import AsJson, DataDir, Device, Threads
 from adaqn.experiments.data import files
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.problems.tasks import make_task
+from adaqn.experiments.problems.catalogue import make_task
 from adaqn.experiments.training.config import TASKS, RunConfig, check_machine
 from adaqn.experiments.training.storage import json_text
 from adaqn.optim.removed import flat_preset, from_flat

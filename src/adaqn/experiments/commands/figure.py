@@ -22,7 +22,7 @@ from adaqn.experiments.errors import UserError
 from adaqn.experiments.figures.specs import FIGURES, PLAIN, figure_spec
 from adaqn.experiments.figures.tuning_file import key, packaged, search_panel, tuned_by
 from adaqn.experiments.training.folder import finished, folder_name
-from adaqn.experiments.training.run import Run
+from adaqn.experiments.training.opening import open_run
 from adaqn.experiments.training.storage import json_text, write_json
 from adaqn.experiments.training.timing import Cost, cost_of
 
@@ -116,7 +116,7 @@ def estimate(planned: list[Planned], out: Path, data_dir: Path | None) -> list[C
         if finished(out / "runs" / folder_name(p.config)) is None:
             of_curve.append(p)
     return [
-        cost_of(*names, len(left), Run(left[0].config, None, data_dir)) if left else Cost(*names, 0, 0.0)
+        cost_of(*names, len(left), open_run(left[0].config, None, data_dir)) if left else Cost(*names, 0, 0.0)
         for names, left in waiting.items()
     ]
 

@@ -13,9 +13,12 @@ import typer
 
 from adaqn.experiments.problems.networks import CELLS
 from adaqn.experiments.training.config import TASKS, RunConfig
+from adaqn.experiments.training.whole_settings import DTYPES, PROBLEMS, SCHEDULES
 
 TaskName = Enum("TaskName", {name: name for name in TASKS}, type=str)  # type: ignore[misc]
 ModelName = Enum("ModelName", {name: name for name in CELLS}, type=str)  # type: ignore[misc]
+ScheduleName = Enum("ScheduleName", {name: name for name in SCHEDULES}, type=str)  # type: ignore[misc]
+DtypeName = Enum("DtypeName", {name: name for name in DTYPES}, type=str)  # type: ignore[misc]
 
 DataDir = Annotated[Path | None, typer.Option(help="Folder with data files already there; also ADAQN_DATA.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
@@ -32,6 +35,10 @@ def _option(help: str, *names: str, panel: str = _TASK) -> Any:
 
 RUN_OPTIONS: dict[str, tuple[Any, Any]] = {
     "task": (Annotated[TaskName, _option("What is learnt.")], TaskName["char-lm"]),
+    "problem": (
+        Annotated[str | None, _option("; ".join(f"of {task}: {', '.join(names)}" for task, names in PROBLEMS.items()))],
+        None,
+    ),
     "data": (
         Annotated[str, _option("embedded, dickens, nietzsche, ptb, mnist, or the path of a text file.")],
         "embedded",
@@ -41,10 +48,19 @@ RUN_OPTIONS: dict[str, tuple[Any, Any]] = {
     "hidden": (Annotated[int | None, _option("Units per layer; by default the paper's.")], None),
     "seed": (Annotated[int, _option("Of weights and batches.")], 0),
     "epochs": (Annotated[float, _option("Passes over the training split.")], 1.0),
-    "steps": (Annotated[int | None, _option("Steps instead of epochs.")], None),
+    "steps": (
+        Annotated[
+            int | None,
+            _option("Steps instead of epochs; of pinn and fit, evaluations of loss and gradient, by default 2000."),
+        ],
+        None,
+    ),
+    "schedule": (Annotated[ScheduleName, _option("Of the step size: cosine ends at zero.")], ScheduleName["constant"]),
+    "warm_up": (Annotated[int, _option("Steps in which the step size rises.")], 0),
     "batch_size": (Annotated[int | None, _option("Examples per step; by default the task's own.")], None),
     "length": (Annotated[int | None, _option("Symbols per sequence, or steps of the addition problem.")], None),
     "side": (Annotated[int | None, _option("Shrink the images to this side.")], None),
+    "points": (Annotated[int | None, _option("Of an equation, a function or a matrix; by default 2000.")], None),
     "limit": (Annotated[int | None, _option("Use only the first so many symbols or training examples.")], None),
     "vocabulary": (Annotated[int | None, _option("Most different words for word-lm; rarer ones are <unk>.")], None),
     "spread": (Annotated[str, _option("N(0, 0.01) read as its 'variance' or as its 'std'.")], "variance"),
@@ -58,7 +74,8 @@ RUN_OPTIONS: dict[str, tuple[Any, Any]] = {
         None,
     ),
     "monitor_size": (Annotated[int, _option("Training examples in the monitoring set.")], 128),
-    "evaluations": (Annotated[int, _option("Evaluations per epoch.")], 1),
+    "evaluations": (Annotated[int, _option("Evaluations per epoch; of pinn and fit, hundreds in all.")], 1),
+    "dtype": (Annotated[DtypeName, _option("Precision of weights and data.")], DtypeName["float32"]),
     "threads": (Annotated[int, _option("Threads of each run.", panel=_MACHINE)], 1),
     "device": (Annotated[str, _option("cpu, cuda, ...", panel=_MACHINE)], "cpu"),
 }

@@ -12,7 +12,8 @@ import typer
 from adaqn.experiments.commands.options import AsJson, DataDir, Device, Threads
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.optimizers import known_classes, prepare_model
-from adaqn.experiments.problems.tasks import LanguageModel, make_task
+from adaqn.experiments.problems.catalogue import make_task
+from adaqn.experiments.problems.tasks import LanguageModel
 from adaqn.experiments.training.config import LARGEST_SEED, RunConfig, check_machine
 from adaqn.experiments.training.folder import CHECKPOINT, CONFIG
 from adaqn.experiments.training.storage import json_text, load_checkpoint, read_json

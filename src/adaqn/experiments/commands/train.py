@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -57,12 +57,16 @@ def train(
     if as_json:
         print(json_text({"folder": str(folder), **done.result}, indent=2))
         return
-    final = done.result["final"]
-    Console().print(
-        f"{given.optimizer}: test loss {final['test_loss']:.4f} {done.result['unit']} after {done.result['steps']} "
-        f"steps and {done.result['seconds']:.1f} s; everything is in {folder}",
-        highlight=False, markup=False,
-    )  # fmt: skip
+    Console().print(f"{given.optimizer}: {said(done.result)}; everything is in {folder}", highlight=False, markup=False)
+
+
+def said(result: dict[str, Any]) -> str:
+    """How it ended, in one line."""
+    final, seconds = result["final"], f"{result['seconds']:.1f} s"
+    if "test_error" not in final:
+        return f"test loss {final['test_loss']:.4f} {result['unit']} after {result['steps']} steps and {seconds}"
+    loss, error = f"loss {final['test_loss']:.3e} ({result['unit']})", f"error {final['test_error']:.3e}"
+    return f"{loss}, {error} after {result.get('stopped_at', result['steps'])} evaluations and {seconds}"
 
 
 def refuse_changes(context: typer.Context, given: RunConfig, stored: RunConfig, folder: Path) -> None:

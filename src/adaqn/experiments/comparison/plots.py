@@ -25,8 +25,13 @@ from adaqn.experiments.training.storage import write_atomically
 PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999"]
 _FIXED = {
     **{"adaqn": 0, "adaqn-kronecker": 0, "adaqn-modern": 6, "adaqn-paper": 5},
+    **{"adaqn-lbfgs": 0, "adaqn-bfgs": 0, "adaqn-ssbfgs": 0, "adaqn-ssbroyden": 0},
+    **{"torch-lbfgs": 6, "adam-lbfgs": 4, "scipy-lbfgs": 7, "scipy-bfgs": 7, "torchmin-lbfgs": 5, "torchmin-bfgs": 5},
+    **{"hf": 3, "kfac": 5},
     **{"adagrad": 4, "adam": 1, "soap": 2, "muon": 3, "shampoo": 5, "rmsprop": 6, "nag": 7},
 }
+_DASHES = {"adaqn-bfgs": ":", "adaqn-ssbfgs": "-.", "adaqn-ssbroyden": "--", "scipy-bfgs": "--", "torchmin-bfgs": "--"}
+"""Of methods that share a colour with another in the figures of whole batches."""
 MARKERS = "osD^vP"
 NAMES = {
     "test_loss": "test loss", "average_memory": "pairs in memory", "test_accuracy": "test accuracy",
@@ -58,6 +63,10 @@ def line(label: str, shade: str, x: Sequence[float], values: dict[str, list[floa
 
 def colour(optimizer: str) -> str:
     return PALETTE[_FIXED.get(optimizer, sum(optimizer.encode()) % len(PALETTE))]
+
+
+def style(optimizer: str) -> str:
+    return _DASHES.get(optimizer, "-")
 
 
 def line_of(runs: Sequence[Finished], label: str, view: View) -> Line:

@@ -34,8 +34,7 @@ class Task:
     def __init__(self, config: RunConfig, splits: dict[str, Batch], sha256: str) -> None:
         self.config, self.sha256 = config, sha256
         self.share: Callable[[Batch], Batch] = whole  # a run of several processes says what each takes of a batch
-        device = torch.device(config.device)
-        self.splits = {split: (x.to(device), y.to(device)) for split, (x, y) in splits.items()}
+        self.splits = {split: (self.on_device(x), self.on_device(y)) for split, (x, y) in splits.items()}
         self.count = len(self.splits["train"][0])
         if self.count < config_batch(config):
             raise UserError(
@@ -43,14 +42,22 @@ class Task:
             )
         self.steps_per_epoch = self.count // config_batch(config)
 
+    def on_device(self, values: Tensor) -> Tensor:
+        """In the precision of the run, if they are no whole numbers."""
+        device = torch.device(self.config.device)
+        return values.to(device, precision_of(self.config)) if values.is_floating_point() else values.to(device)
+
     def build(self) -> nn.Module:
         raise TypeError(f"{type(self).__name__} has no model")
+
+    def initialise(self, model: nn.Module, generator: torch.Generator) -> None:
+        initialise(model, self.config.spread, generator)
 
     def model(self) -> nn.Module:
         """A fresh model with the weights of this seed."""
         model = self.build()
-        initialise(model, self.config.spread, torch.Generator().manual_seed(self.config.seed))
-        return model.to(self.config.device)
+        self.initialise(model, torch.Generator().manual_seed(self.config.seed))
+        return model.to(self.config.device, precision_of(self.config))
 
     def batch(self, step: int) -> Batch:
         """The batch of that step, counted from the start of training."""
@@ -82,6 +89,10 @@ class Task:
     def losses(self, output: tuple[Tensor, Hidden], target: Tensor) -> Tensor:
         """One loss per example."""
         return cross_entropy(output[0], target, reduction="none")
+
+    def penalty(self, model: nn.Module) -> Tensor | None:
+        """What is added to the mean of the losses: a function of the weights alone."""
+        return None
 
     def metrics(self, loss: float, correct: float) -> dict[str, float]:
         """What is reported beside the loss."""
@@ -219,10 +230,9 @@ def addition_problem(count: int, length: int, seed: int) -> Batch:
     return torch.stack([numbers, marks], dim=2), numbers[rows, first] + numbers[rows, second]
 
 
-def make_task(config: RunConfig, data_dir: Path | None = None) -> Task:
-    """The task of a complete configuration."""
-    kinds = {"char-lm": LanguageModel, "word-lm": LanguageModel, "pixel-mnist": Digits, "mlp": Digits}
-    return kinds.get(config.task, Addition)(config, data_dir)
+def precision_of(config: RunConfig) -> torch.dtype:
+    precision: torch.dtype = getattr(torch, config.dtype)
+    return precision
 
 
 def config_batch(config: RunConfig) -> int:

@@ -3,7 +3,7 @@
 ``grid``: every step size with every other choice. ``staged``: the step sizes with the usual choice, then the other
 choices at the best of them. ``lr``: step sizes alone. ``ladder``: step sizes on rungs a quarter of a decade apart, of
 which rung 0 is the optimizer's default: three rungs first, then outwards while the best lies at an end, and
-between it and its neighbours once it does not.
+between it and its neighbours once it does not. Optimizers that search along lines have one point.
 """
 
 from __future__ import annotations
@@ -59,6 +59,8 @@ def due(search: str, optimizer: str, budget: int, known: Mapping[Point, float]) 
     6
     """
     check(search, optimizer, budget)
+    if entry(optimizer).whole:  # it searches along lines
+        return [] if known else [Point(entry(optimizer).lr)]
     usual = USUAL.get(optimizer, 0)
     if search == "ladder":
         default = entry(optimizer).lr

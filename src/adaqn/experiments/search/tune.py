@@ -25,9 +25,9 @@ from adaqn.experiments.errors import UserError
 from adaqn.experiments.search.points import Point, check, choices, configured, due
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.folder import folder_name
+from adaqn.experiments.training.opening import open_run
 from adaqn.experiments.training.options import resolved
 from adaqn.experiments.training.parallel import Workers, started_workers
-from adaqn.experiments.training.run import Run
 
 Curves = dict[str, RunConfig]
 """What is tuned, by name: each an optimizer, perhaps with options of its own."""
@@ -65,7 +65,7 @@ def tune(
     # Only what was asked for: an option that a preset says may be the one that is searched.
     curves = {curve: replace(resolved(base), options=base.options) for curve, base in curves.items()}
     for base in curves.values():
-        Run(base, None, data_dir)  # a mistake is told here, once, rather than by every worker
+        open_run(base, None, data_dir)  # a mistake is told here, once, rather than by every worker
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

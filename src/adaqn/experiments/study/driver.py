@@ -11,12 +11,24 @@ from typing import Any
 
 from adaqn.experiments.comparison.panels import Panel
 from adaqn.experiments.errors import UserError
+from adaqn.experiments.optimizers import entry
 from adaqn.experiments.study.plan import Plan
 from adaqn.experiments.study.rows import Row
+from adaqn.experiments.training.config import RunConfig
+from adaqn.experiments.training.opening import open_run
 from adaqn.experiments.training.parallel import RunListener, run_all
-from adaqn.experiments.training.run import Run
 from adaqn.experiments.training.storage import read_json, write_json
-from adaqn.experiments.training.timing import TURN, TURNS, Cost, cost_of, side_by_side
+from adaqn.experiments.training.timing import (
+    SINGLE_CALL,
+    TURN,
+    TURNS,
+    WHOLE_RUN,
+    Cost,
+    cost_of,
+    side_by_side,
+    time_step,
+)
+from adaqn.experiments.training.whole_settings import is_whole
 
 Bars = Callable[[str, int], AbstractContextManager[RunListener]]
 """Makes the progress bar of a round: (what it is, how many runs)."""
@@ -48,8 +60,25 @@ def costs(plan: Plan, folder: Path, data_dir: Path | None) -> list[Cost]:
             seconds = statistics.fmean(run["seconds"] for run in row.runs)
             found.append(Cost(row.panel.name, row.method, left, seconds))
         elif left:
-            found.append(cost_of(row.panel.name, row.method, left, Run(row.base, None, data_dir)))
+            found.append(_cost(row, left, data_dir))
     return found
+
+
+def _cost(row: Row, left: int, data_dir: Path | None) -> Cost:
+    if not entry(row.method).blocking:
+        return cost_of(row.panel.name, row.method, left, open_run(row.base, None, data_dir))
+    short = open_run(replace(row.base, steps=SINGLE_CALL), None, data_dir)
+    seconds, _ = time_step(short)
+    assert row.base.steps is not None
+    return Cost(row.panel.name, row.method, left, row.base.steps * seconds, seconds)
+
+
+def _timed(row: Row) -> RunConfig:
+    """The run that is timed; long enough for all turns where evaluations are counted."""
+    config = replace(row.base, lr=row.best_lr() or row.default, average=None)
+    if not is_whole(config.task):
+        return config
+    return replace(config, steps=SINGLE_CALL if entry(row.method).blocking else WHOLE_RUN)
 
 
 def measure(panel: Panel, folder: Path, data_dir: Path | None = None) -> dict[str, Any]:
@@ -58,10 +87,7 @@ def measure(panel: Panel, folder: Path, data_dir: Path | None = None) -> dict[st
     Runs of a study are made on different days beside other work, so their own clocks compare nothing: time to a loss is
     steps to it times this.
     """
-    runs = {
-        row.method: Run(replace(row.base, lr=row.best_lr() or row.default, average=None), None, data_dir)
-        for row in rows(panel, folder)
-    }
+    runs = {row.method: open_run(_timed(row), None, data_dir) for row in rows(panel, folder)}
     said = {
         "threads": panel.base.threads,
         "steps": TURN * TURNS,

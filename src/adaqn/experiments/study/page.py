@@ -24,7 +24,7 @@ def write_page(found: dict[str, list[Line]], page: Path, seeds: int, cells: Path
 
     ``cells`` is the file of a study of one's own, for the commands that repeat a row.
     """
-    text = page_text(page)
+    page_text(page)  # says what is wrong with it before anything is drawn
     pictures = page.parent / "results"
     pictures.mkdir(parents=True, exist_ok=True)
     written = [page]
@@ -33,11 +33,15 @@ def write_page(found: dict[str, list[Line]], page: Path, seeds: int, cells: Path
         stem = pictures / name
         written += draw(of_cell, stem)
         parts.append(section(of_cell, stem.with_suffix(".svg").relative_to(page.parent), cells))
-    before, _, rest = text.partition(BEGIN)
+    write_between_marks(page, parts)
+    return written
+
+
+def write_between_marks(page: Path, parts: list[str]) -> None:
+    before, _, rest = page_text(page).partition(BEGIN)
     after = rest.partition(END)[2]
     whole = f"{before}{BEGIN}\n\n" + "\n\n".join(parts) + f"\n\n{END}{after}"
     write_atomically(page, whole.encode())
-    return written
 
 
 def page_text(page: Path) -> str:
@@ -63,7 +67,7 @@ def overview(found: dict[str, list[Line]], seeds: int) -> str:
         cells += [_loss(by_method[m].test, m == of_cell[0].method) if m in by_method else "–" for m in methods]
         cells += [of_cell[0].label, _ratio(by_method.get("adaqn-kronecker"), by_method.get(YARDSTICK))]
         table.append(cells)
-    return f"### All cells: test loss at the end, mean over {seeds} seeds\n\n" + _markdown(table)
+    return f"### All cells: test loss at the end, mean over {seeds} seeds\n\n" + markdown(table)
 
 
 def section(of_cell: list[Line], picture: Path, cells_file: Path | None = None) -> str:
@@ -91,7 +95,7 @@ def section(of_cell: list[Line], picture: Path, cells_file: Path | None = None) 
     repeat = f"adaqn study{own} --cell {first.panel.name} --method {first.method} --results again --out again/runs"
     return (
         f"### {first.panel.title}\n\n{first.steps} steps, {first.unit}; {len(of_cell)} methods.\n\n"
-        f"![{first.panel.title}]({picture})\n\n{_markdown(table)}\n\n"
+        f"![{first.panel.title}]({picture})\n\n{markdown(table)}\n\n"
         f"A row again: `{repeat}`. Its runs: `{command(first.config, range(first.seeds))}`"
     )
 
@@ -143,5 +147,5 @@ def _ratio(ours: Line | None, adam: Line | None) -> str:
     return f"{ours.seconds_to_adam / adam.seconds_to_adam:.2f}"
 
 
-def _markdown(table: list[list[str]]) -> str:
+def markdown(table: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in table)

@@ -11,8 +11,11 @@ from adaqn.experiments.comparison.panels import Panel, Variant, as_it_comes
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.storage import read_json
+from adaqn.experiments.training.whole_settings import is_whole
 
 FILE = Path(__file__).with_name("cells.json")
+WHOLE = "whole"
+"""The plan of the package for whole batches, by its name."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,16 @@ class Plan:
     seeds: int
     """The best step size on seed 0 is then run with the others."""
 
+    @property
+    def is_whole(self) -> bool:
+        """Is it about whole batches, counted in evaluations?"""
+        return all(is_whole(panel.base.task) for panel in self.panels)
+
+
+def plan_file(asked: Path) -> Path:
+    """A file, or the name of one that comes with adaqn."""
+    return FILE.with_name(f"{WHOLE}.json") if str(asked) == WHOLE and not asked.exists() else asked
+
 
 def whole_study(path: Path = FILE) -> Plan:
     """What the file says."""
@@ -32,9 +45,10 @@ def whole_study(path: Path = FILE) -> Plan:
         if not isinstance(seeds, int) or not isinstance(points, int):
             raise TypeError(f"seeds and points must be whole numbers, got {seeds!r} and {points!r}")
         panels = [
-            _panel(name, values, said["average"], _methods(said[f"{kind}_methods"]), points)
-            for kind in ("core", "further")
-            for name, values in said[kind].items()
+            _panel(name, values, said.get("average"), _methods(said[f"{kind}_methods"]), points)
+            for kind, cells in said.items()
+            if isinstance(cells, dict)
+            for name, values in cells.items()
         ]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{path} is no file of cells ({type(error).__name__}: {error})") from error
@@ -49,9 +63,9 @@ def _methods(said: Any) -> tuple[str, ...]:
     return tuple(said)
 
 
-def _panel(name: str, values: dict[str, Any], average: float, methods: tuple[str, ...], points: int) -> Panel:
+def _panel(name: str, values: dict[str, Any], average: float | None, methods: tuple[str, ...], points: int) -> Panel:
     given = {key: value for key, value in values.items() if key != "title"}
-    if average is None:
+    if average is None and not is_whole(values["task"]):
         raise TypeError("average, the decay of the averaged weights, must be a number")
     base = RunConfig.from_json({**given, "average": average}).complete()
     variants = tuple(as_it_comes(method) for method in methods)

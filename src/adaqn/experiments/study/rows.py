@@ -9,16 +9,23 @@ from typing import Any
 
 from adaqn.experiments.comparison.panels import Panel, Variant
 from adaqn.experiments.errors import UserError
+from adaqn.experiments.optimizers import entry
 from adaqn.experiments.search.points import USUAL, Point, due, rung_of
 from adaqn.experiments.training.config import RunConfig, renamed
 from adaqn.experiments.training.folder import Finished
 from adaqn.experiments.training.options import resolved
 from adaqn.experiments.training.storage import read_json, write_json
+from adaqn.experiments.training.whole_settings import is_whole
 
 FORMAT = 1
 LEFT_OUT = ("lr", "seed", "threads", "device", "optimizer", "options")
 TRACES = ("step", "valid_loss", "test_loss", "train_loss", "seconds")
+ERRORS = "test_error"
+"""A trace of whole-batch tasks alone."""
+KEPT = 40
+"""Points of a trace that were measured at every hundredth of a run: the files are committed."""
 AT_THE_END = (
+    "test_error",
     "valid_loss", "test_loss", "test_accuracy", "average_valid_loss", "average_test_loss", "average_test_accuracy",
     "stored", "skipped", "rejected", "nonfinite", "step_multiplier",
 )  # fmt: skip
@@ -40,7 +47,8 @@ class Row:
         values = self.base.to_json()
         return {
             "format": FORMAT, "cell": self.panel.name, "method": self.method, "default_lr": self.default,
-            "options": values["options"], "task": {k: v for k, v in values.items() if k not in LEFT_OUT},
+            "options": values["options"],
+            "task": {k: v for k, v in self.base.told().items() if k not in LEFT_OUT},
         }  # fmt: skip
 
     def _read(self) -> list[dict[str, Any]]:
@@ -73,12 +81,20 @@ class Row:
             "unit": done.result["unit"],
             "data_sha256": done.result["data_sha256"],
             "end": {name: _short(final[name]) for name in AT_THE_END if name in final},
-            "trace": {name: [_short(record.get(name)) for record in done.metrics] for name in TRACES},
+            "trace": self._trace(done.metrics),
         }
+        if "stopped_at" in done.result:
+            run["stopped_at"] = done.result["stopped_at"]
         self.runs = [known for known in self.runs if (known["lr"], known["seed"]) != (run["lr"], run["seed"])]
         self.runs = sorted([*self.runs, run], key=lambda known: (known["lr"], known["seed"]))
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_json(self.path, {**self.settings(), "runs": self.runs})
+
+    def _trace(self, metrics: list[dict[str, Any]]) -> dict[str, list[Any]]:
+        whole = is_whole(self.base.task)
+        kept = thinned(metrics, KEPT) if whole else metrics
+        names = (*TRACES, ERRORS) if whole else TRACES
+        return {name: [_short(record.get(name)) for record in kept] for name in names}
 
     # ------------------------------------------------------------------ what is known
 
@@ -117,8 +133,8 @@ class Row:
 
     @property
     def untuned(self) -> bool:
-        """Is the default step size run with every seed too? For Adam and for adaQN's presets."""
-        return self.method == "adam" or self.method.startswith("adaqn")
+        """Is the default step size run with every seed too? For Adam and adaQN's presets, on batches that change."""
+        return not is_whole(self.base.task) and (self.method == "adam" or self.method.startswith("adaqn"))
 
     def at(self, lr: float | None, seeds: int) -> list[dict[str, Any]]:
         """The runs at that step size, if all seeds are there."""
@@ -127,9 +143,19 @@ class Row:
 
     def remaining(self, seeds: int) -> int:
         """How many runs are left, at most."""
-        tried, points = len(self.tried()), self.panel.budget
+        tried, points = len(self.tried()), 1 if entry(self.method).whole else self.panel.budget
         later = (seeds - 1) * (2 if self.untuned else 1)
         return points - tried + later if tried < points else len(self.due(seeds))
+
+
+def thinned(metrics: list[Any], count: int) -> list[Any]:
+    """About so many of them, equally spaced, with the first and the last.
+
+    >>> thinned(list(range(11)), 5)
+    [0, 3, 6, 9, 10]
+    """
+    every = max(1, -(-len(metrics) // count))
+    return [*metrics[:-1:every], metrics[-1]]
 
 
 def _is_whole(run: Any) -> bool:

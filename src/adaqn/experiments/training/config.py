@@ -12,8 +12,10 @@ import torch
 
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.problems.networks import CELLS
+from adaqn.experiments.training import whole_settings
+from adaqn.experiments.training.whole_settings import DTYPES, PROBLEMS, SCHEDULES, is_whole
 
-TASKS = ("char-lm", "word-lm", "pixel-mnist", "addition", "mlp")
+TASKS = ("char-lm", "word-lm", "pixel-mnist", "addition", "mlp", *PROBLEMS)
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,8 @@ class RunConfig:
     """Every number of a run. ``None`` is the task's own default, filled in by :meth:`complete`."""
 
     task: str = "char-lm"
+    problem: str | None = None
+    """Of the tasks with whole batches."""
     data: str = "embedded"
     model: str = "tanh"
     layers: int | None = None
@@ -32,12 +36,18 @@ class RunConfig:
     seed: int = 0
     epochs: float = 1.0
     steps: int | None = None
-    """Overrides ``epochs``."""
+    """Overrides ``epochs``. With whole batches, evaluations of loss and gradient."""
+    schedule: str = "constant"
+    """Of the step size: ``constant``, or ``cosine`` down to zero at the last step."""
+    warm_up: int = 0
+    """Steps in which the step size rises to its full length."""
     batch_size: int | None = None
     length: int | None = None
     """Symbols per sequence, or steps of the addition problem."""
     side: int | None = None
     """Side of the images for pixel-mnist and mlp."""
+    points: int | None = None
+    """Of an equation, a function or a matrix."""
     limit: int | None = None
     """Use only the first so many symbols or training examples."""
     vocabulary: int | None = None
@@ -52,7 +62,8 @@ class RunConfig:
     """Decay of an average of the weights, evaluated at the end beside the weights themselves."""
     monitor_size: int = 128
     evaluations: int = 1
-    """Evaluations per epoch."""
+    """Evaluations per epoch; with whole batches, hundreds of measurements in all."""
+    dtype: str = "float32"
     threads: int = 1
     device: str = "cpu"
 
@@ -66,6 +77,8 @@ class RunConfig:
         return config
 
     def _task_defaults(self) -> dict[str, Any]:
+        if is_whole(self.task):
+            return whole_settings.defaults(self)
         language = {"hidden": 100 if self.task == "char-lm" else 400, "length": 50, "batch_size": 32}
         language["layers"] = 2 if self.model in ("lstm", "gru") else 5
         words = {**language, "vocabulary": 10_000}
@@ -78,10 +91,10 @@ class RunConfig:
         }[self.task]
 
     def _check(self) -> None:
-        for name in ("layers", "hidden", "batch_size", "monitor_size", "evaluations"):
+        for name in ("layers", "hidden", "monitor_size", "evaluations"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("steps", "limit", "side", "vocabulary"):
+        for name in ("steps", "limit", "side", "vocabulary", "batch_size"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("lr", "clip"):
@@ -95,6 +108,11 @@ class RunConfig:
         if self.model not in CELLS or (self.task == "mlp" and self.model not in ("tanh", "relu")):
             allowed = CELLS[:2] if self.task == "mlp" else CELLS
             raise UserError(f"no model called {self.model!r} for {self.task}: give one of {', '.join(allowed)}")
+        for name, known in (("schedule", SCHEDULES), ("dtype", DTYPES)):
+            if getattr(self, name) not in known:
+                raise UserError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+        if self.warm_up < 0:
+            raise UserError(f"warm_up must be a number of steps of at least 0, got {self.warm_up}")
         if self.spread not in ("variance", "std"):
             raise UserError(f"spread must be 'variance' or 'std', got {self.spread!r}")
         if not 0 <= self.seed <= LARGEST_SEED:
@@ -110,11 +128,17 @@ class RunConfig:
             raise UserError(f"vocabulary is for word-lm: {self.task} takes its symbols as they are")
         if self.carry_state and self.task not in ("char-lm", "word-lm"):
             raise UserError(f"carry_state is for language models: the sequences of {self.task} are independent")
-
+        whole_settings.check(self)
         check_machine(self.threads, self.device)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+    def told(self) -> dict[str, Any]:
+        """Without settings that 0.1 did not have, where they are as it was: its runs are still the same runs."""
+        usual = RunConfig()
+        values = self.to_json()
+        return {k: v for k, v in values.items() if k not in ADDED or v != getattr(usual, k)}
 
     @staticmethod
     def from_json(values: dict[str, Any]) -> RunConfig:
@@ -137,9 +161,9 @@ class RunConfig:
 
         ``as_written`` is what 0.1 made of options that ask for the paired test by its own name.
         """
-        values = self.to_json()
+        values = self.told()
         if self.average is None:
-            del values["average"]  # runs made before there was an average are still the same runs
+            del values["average"]
         if not as_written:
             values["options"] = renamed(self.options, "paired", "auto")  # what presets called it in 0.1
         text = json.dumps(values, sort_keys=True)
@@ -156,9 +180,13 @@ def renamed(options: dict[str, Any], before: str, after: str) -> dict[str, Any]:
 
 
 _KINDS: dict[str, Any] = {
-    **dict.fromkeys(("layers", "hidden", "steps", "batch_size", "length", "side", "limit", "vocabulary"), int),
+    **dict.fromkeys(
+        ("layers", "hidden", "steps", "batch_size", "length", "side", "limit", "vocabulary", "points"), int
+    ),
+    "problem": str,
     **dict.fromkeys(("lr", "clip", "epochs", "average"), (int, float)),
 }
+ADDED = ("problem", "points", "schedule", "warm_up", "dtype")
 LARGEST_SEED = 2**31 - 1
 MOST_THREADS = 1024
 

@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 from adaqn import QuasiNewton
 from adaqn.experiments.data import files
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.problems.tasks import make_task
+from adaqn.experiments.problems.catalogue import make_task
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.options import resolved
 from adaqn.experiments.training.storage import read_json, read_lines, write_json
@@ -42,6 +42,8 @@ class Finished:
 def folder_name(config: RunConfig) -> str:
     """Readable, and different for runs that differ."""
     data = Path(config.data).stem if "/" in config.data or "." in config.data else config.data
+    if config.problem is not None:
+        data = config.problem if data == "embedded" else f"{config.problem}-{data}"
     parts = (config.task, data[:40], config.model, config.optimizer, f"seed{config.seed}", resolved(config).identity())
     return "-".join(parts)
 
@@ -76,7 +78,7 @@ def _with_nan(record: dict[str, Any]) -> dict[str, Any]:
 
 def check_data(done: Finished, config: RunConfig, data_dir: Path | None) -> None:
     """Files of the user's and the embedded text may have changed since the run was made."""
-    if config.data in files.DATA_SETS or config.task == "addition":
+    if config.data in files.DATA_SETS or config.task in ("addition", "pinn"):
         return  # those are checked by their own sha256, or generated
     now = data_sha256(config, data_dir)
     if now != done.result["data_sha256"]:

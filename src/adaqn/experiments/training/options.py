@@ -13,12 +13,14 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+import adaqn
 from adaqn import PRESETS, AdaQN, EmpiricalFisher, Monitor, QuasiNewton
 from adaqn.core.scaling_names import SCALINGS
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.optimizers import TABLE, CurvatureBatches, Entry, entry
 from adaqn.experiments.problems.tasks import Task
 from adaqn.experiments.training.config import RunConfig
+from adaqn.experiments.training.whole_settings import PROBLEMS, is_whole
 from adaqn.optim.removed import FLAT, flat_preset, from_flat
 
 RESERVED = {
@@ -41,6 +43,7 @@ def make_optimizer(name: str, lr: float | None, options: dict[str, Any], model: 
     """The optimizer of that name for that model; a monitored one gets a batch of the training split."""
     chosen = entry(name)
     _check(name, chosen, options)
+    _check_task(name, chosen, task)
     given: dict[str, Any] = {**chosen.defaults, **options}
     if isinstance(given.get("betas"), list):
         given["betas"] = tuple(given["betas"])
@@ -86,6 +89,8 @@ def own_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
 def _arguments(chosen: Entry, given: dict[str, Any], model: nn.Module, task: Task) -> dict[str, Any]:
     """What the constructor takes: objects in the place of names, and today's arguments in the place of flat ones."""
     if not chosen.monitored:
+        if "scaling" in given:
+            given["scaling"] = _scaling(given["scaling"])
         stored = {name: value for name, value in given.items() if name in STORED and _is_family(chosen)}
         return {**{name: value for name, value in given.items() if name not in stored}, **from_flat(stored)}
     given["scaling"] = _scaling(given.get("scaling"))
@@ -113,17 +118,33 @@ def _is_family(chosen: Entry) -> bool:
     return inspect.isclass(kind) and issubclass(kind, QuasiNewton) and kind is not AdaQN
 
 
+def _check_task(name: str, chosen: Entry, task: Task) -> None:
+    if is_whole(task.config.task):
+        if chosen.step == "indexed" or name == "sqn":
+            raise UserError(f"{name} is for batches that change: {task.config.task} has one")
+        if name == "kfac" and task.config.problem not in ("autoencoder", "digits"):
+            raise UserError(f"kfac needs layers that are called once: {task.config.problem} has other ones")
+    elif chosen.whole:
+        raise UserError(f"{name} needs the whole batch at every step: it is for --task {' or '.join(PROBLEMS)}")
+
+
 def _check(name: str, chosen: Entry, options: dict[str, Any]) -> None:
     for option in options:
         if option in RESERVED:
             raise UserError(f"{option} is no option to be set: {RESERVED[option]}")
-    kind = chosen.kind or chosen.make
+    kind: Any = chosen.kind or chosen.make
+    if isinstance(kind, str) and kind.startswith("adaqn."):
+        kind = getattr(adaqn, kind.partition(".")[2], None)
+        if kind is None:
+            return  # making it will say that it is missing
     if isinstance(kind, str):
         if importlib.util.find_spec("pytorch_optimizer") is None:
             return  # making it will say what to install
         import pytorch_optimizer
 
         kind = getattr(pytorch_optimizer, kind)
+    if chosen.blocking:
+        return  # the options of other packages, which check them
     known = {name for name, p in inspect.signature(kind).parameters.items() if p.kind is not p.VAR_KEYWORD}
     if _is_family(chosen):
         known |= set(OF_THE_FAMILY)

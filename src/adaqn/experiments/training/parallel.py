@@ -19,7 +19,8 @@ from adaqn.experiments.errors import UserError
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.folder import CONFIG, Finished, check_data, claimed, finished, folder_name
 from adaqn.experiments.training.interrupts import end_with_parent, interrupts_noted
-from adaqn.experiments.training.run import Progress, Run
+from adaqn.experiments.training.opening import open_run
+from adaqn.experiments.training.run import Progress
 from adaqn.experiments.training.storage import warnings_kept
 from adaqn.experiments.training.team import ALONE, Team
 
@@ -46,7 +47,7 @@ def run_one(
     team.wait()  # all have looked before the first one writes
     if done is None:
         with claimed(folder) if team.writes else nullcontext():
-            run = Run(config, folder, data_dir, team)
+            run = open_run(config, folder, data_dir, team)
             if is_begun:
                 run.resume()
             elif team.writes:

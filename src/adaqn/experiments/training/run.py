@@ -18,16 +18,15 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from adaqn import QuasiNewton
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.optimizers import entry, prepare_model
-from adaqn.experiments.problems.tasks import make_task
+from adaqn.experiments.problems.catalogue import make_task
 from adaqn.experiments.training import saving
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.folder import RESULT
 from adaqn.experiments.training.interrupts import interrupts_noted
 from adaqn.experiments.training.options import make_optimizer, resolved
+from adaqn.experiments.training.schedule import Schedule
 from adaqn.experiments.training.stepping import take_step
-from adaqn.experiments.training.storage import (
-    write_json,
-)
+from adaqn.experiments.training.storage import write_json
 from adaqn.experiments.training.team import ALONE, Team
 
 
@@ -46,6 +45,9 @@ Listener = Callable[[Progress], None]
 
 class Run:
     """A configuration at work. ``folder=None`` keeps everything in memory."""
+
+    counts_evaluations = False
+    """Is ``step`` the number of evaluations, of which a step of the optimizer may have several?"""
 
     def __init__(
         self, config: RunConfig, folder: Path | None = None, data_dir: Path | None = None, team: Team = ALONE
@@ -71,6 +73,7 @@ class Run:
             raise UserError(f"{self.config.optimizer} makes its own gradients: leave out clip")
         self.total = self.config.steps or max(1, round(self.config.epochs * self.task.steps_per_epoch))
         self.every = max(1, self.task.steps_per_epoch // self.config.evaluations)
+        self.schedule = Schedule(self.config, self.optimizer.param_groups, self.total)
         self.step = 0
         self.seconds = 0.0
         self.hidden: Any = None
@@ -105,8 +108,8 @@ class Run:
         saved = time.monotonic()
         while self.step < self.total:
             stops = self.advance(stops=interrupted.is_set())
-            loss = self._mean_loss() if self.step % 10 == 0 else None
-            if self.step % self.every == 0 or self.step == self.total:
+            loss = self.told_loss()
+            if self.is_due():
                 self.measure()
             if time.monotonic() - saved > checkpoint_every:
                 self.save()
@@ -116,6 +119,19 @@ class Run:
                 listener(Progress(self.step, self.total, loss))
             if stops or (interrupted.is_set() and self.team.count == 1):
                 raise KeyboardInterrupt
+
+    def is_due(self) -> bool:
+        """Is there something to be measured after this step?"""
+        return self.step % self.every == 0 or self.step == self.total
+
+    def told_loss(self) -> float | None:
+        """For who listens: reading it costs time on a GPU."""
+        return self._mean_loss() if self.step % 10 == 0 else None
+
+    def set_step_size(self) -> None:
+        """That of the next step. Optimizers that search along a line, or for a batch, choose their own."""
+        if self.kind == "plain":
+            self.schedule.set(self.optimizer.param_groups, self.step)
 
     def advance(self, *, stops: bool = False) -> bool:
         """One step; returns whether any process wants to stop after it."""
@@ -141,6 +157,7 @@ class Run:
             return loss, output[0]
 
         clip = None if self.config.clip is None else (self.model, self.config.clip)
+        self.set_step_size()
         take_step(self.optimizer, self.kind, forward, index, clip)
         self.hidden = detached(last[1]) if self.config.carry_state else None
         self.step += 1
@@ -213,6 +230,13 @@ class Run:
     def resume(self) -> None:
         """Take up at the last checkpoint; what was measured after it is measured again."""
         saving.resume(self)
+
+    def more_state(self) -> dict[str, Any]:
+        """What a checkpoint holds beside the usual."""
+        return {}
+
+    def load_more(self, state: dict[str, Any]) -> None:
+        """Take that from a checkpoint."""
 
 
 @contextmanager

@@ -69,6 +69,7 @@ def save(run: Run) -> None:
         "summed": run.summed,
         "measured": len(run.metrics),
         "random": torch.get_rng_state(),
+        **run.more_state(),
     }
     save_checkpoint(run.folder / CHECKPOINT, state)
     _keep(run)
@@ -93,6 +94,7 @@ def resume(run: Run) -> None:
             run.average.load_state_dict(state["average"])
         for name in ("step", "seconds", "hidden", "loss_sum", "pairs_sum", "summed"):
             setattr(run, name, state[name])
+        run.load_more(state)
         torch.set_rng_state(state["random"])
         if isinstance(run.optimizer, QuasiNewton):
             recall_cycles(run.folder, run.optimizer)

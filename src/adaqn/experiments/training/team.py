@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.training.config import RunConfig
+from adaqn.experiments.training.whole_settings import is_whole
 
 WAIT_VARIABLE = "ADAQN_WAIT_SECONDS"
 """How long a process waits for another before it gives up, if not 300 seconds."""
@@ -74,6 +75,8 @@ class Torchrun(Team):
         dist.barrier()
 
     def check(self, config: RunConfig) -> None:
+        if is_whole(config.task):
+            raise UserError(f"{config.task} evaluates the whole batch in one process: start it without torchrun")
         assert config.batch_size is not None
         if config.batch_size % self.count:
             raise UserError(f"batch_size {config.batch_size} cannot be shared out equally to {self.count} processes")

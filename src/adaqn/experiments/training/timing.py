@@ -19,6 +19,10 @@ WARM_UP = 120
 TURN = 20
 """Steps of a turn: whole cycles, and whole intervals between two refreshments of a basis."""
 TURNS = 7
+WHOLE_RUN = 900
+"""Evaluations of a run on the whole batch that is timed: slices of a minimisation may be longer than a turn."""
+SINGLE_CALL = 150
+"""Of one that ends in a single call."""
 
 
 @dataclass(frozen=True)
@@ -51,17 +55,25 @@ def time_step(run: Run) -> tuple[float, float]:
     """Seconds of a step, over whole cycles, and of an evaluation of both splits."""
     length = run.config.options.get("cycle_length", 1)
     length = length if isinstance(length, int) else LONGEST_CYCLE
-    for _ in range(length):
-        run.advance()
+    _advance(run, length)
     start, count = time.perf_counter(), 0
     while count < CYCLES * length or time.perf_counter() - start < SECONDS:
-        for _ in range(length):
-            run.advance()
-        count += length
+        before = run.step
+        _advance(run, length)
+        count += run.step - before
+        if run.step == before:  # one that ends in a single call
+            return run.seconds / run.step, 0.0
     step = (time.perf_counter() - start) / count
     start = time.perf_counter()
     run.measure()
     return step, time.perf_counter() - start
+
+
+def _advance(run: Run, steps: int) -> None:
+    """At least so many steps or evaluations, as far as the run has some left."""
+    before = run.step
+    while run.step - before < steps and (run.step < run.total or not run.counts_evaluations):
+        run.advance()
 
 
 def side_by_side(runs: Mapping[str, Run]) -> dict[str, list[float]]:
@@ -72,12 +84,16 @@ def side_by_side(runs: Mapping[str, Run]) -> dict[str, list[float]]:
     turns: dict[str, list[float]] = {name: [] for name in runs}
     with subnormals_flushed():  # as in training
         for run in runs.values():
-            for _ in range(WARM_UP):
-                run.advance()
+            _advance(run, WARM_UP)
         for _ in range(TURNS):
             for name, run in runs.items():
-                start = time.perf_counter()
-                for _ in range(TURN):
-                    run.advance()
-                turns[name].append((time.perf_counter() - start) / TURN * 1e3)
-    return turns
+                turns[name] += _turn(run)
+    # What ends in a single call has had all its time in the warm-up.
+    return {name: found or [runs[name].seconds / runs[name].step * 1e3] for name, found in turns.items()}
+
+
+def _turn(run: Run) -> list[float]:
+    """Milliseconds of a step, or of an evaluation where they are counted; nothing if the run is at its end."""
+    step, seconds = run.step, run.seconds
+    _advance(run, TURN)
+    return [(run.seconds - seconds) / (run.step - step) * 1e3] if run.step > step else []

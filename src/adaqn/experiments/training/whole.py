@@ -1,0 +1,171 @@
+"""A run on the whole batch, counted in evaluations of loss and gradient: every optimizer gets exactly as many."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adaqn.experiments.errors import UserError
+from adaqn.experiments.optimizers import entry
+from adaqn.experiments.problems.whole import WholeBatch
+from adaqn.experiments.training import saving
+from adaqn.experiments.training.config import RunConfig
+from adaqn.experiments.training.evaluator import Evaluator, SpentError
+from adaqn.experiments.training.run import Listener, Progress, Run
+from adaqn.experiments.training.team import ALONE, Team
+
+MEASUREMENTS = 100
+"""In the whole run, times ``evaluations``."""
+
+
+class WholeRun(Run):
+    """``step`` is the number of evaluations so far. What is measured is the lowest loss among them, at exactly every
+    so many evaluations, also in the middle of a line search; the error is that of its weights, and they are the model's
+    at the end. Seconds are those of the optimizer and of its evaluations, without measurements.
+    """
+
+    task: WholeBatch
+    counts_evaluations = True
+
+    def __init__(
+        self, config: RunConfig, folder: Path | None = None, data_dir: Path | None = None, team: Team = ALONE
+    ) -> None:
+        super().__init__(config, folder, data_dir, team)
+        self.blocking = entry(self.config.optimizer).blocking
+        self.every = max(1, self.total // (MEASUREMENTS * self.config.evaluations))
+        self.batch = self.task.batch(0)
+        self.twin = self.task.model()
+        self.evaluator = Evaluator(self.model, self.forward, self.optimizer.zero_grad, self.total, self._counted)
+        self.stopped_at: int | None = None
+        self._inside = False
+        self._listener: Listener | None = None
+        self._interrupted: threading.Event | None = None
+        self._since = 0.0
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        x, target = self.batch
+        output = self.model(x, None)
+        loss = self.task.losses(output, target).mean()
+        penalty = self.task.penalty(self.model)
+        return (loss if penalty is None else loss + penalty), output[0]
+
+    # ------------------------------------------------------------------ training
+
+    def _train(self, listener: Listener | None, interrupted: threading.Event, checkpoint_every: float) -> None:
+        self._listener, self._interrupted = listener, interrupted
+        super()._train(listener, interrupted, checkpoint_every)
+        self.evaluator.restore_lowest(self.model)
+
+    def _advance(self, stops: bool) -> bool:
+        before = self.evaluator.count
+        self.set_step_size()
+        with self._timed(), suppress(SpentError):
+            self._take_step()
+        if self.evaluator.count == before:
+            self._stop()
+        return stops
+
+    def _take_step(self) -> None:
+        if self.kind == "plain":
+            self.evaluator.closure()
+            self.optimizer.step()
+        elif self.kind == "closure":
+            self.evaluator.begin()
+            self.optimizer.step(self.evaluator.closure)  # type: ignore[arg-type]
+        else:
+            products = self._products()
+            self.optimizer.step(self.evaluator.graph)  # type: ignore[arg-type]
+            self.evaluator.charge(self._products() - products)
+
+    def _products(self) -> int:
+        return int(getattr(getattr(self.optimizer, "stats", None), "cg_iterations", 0))
+
+    def _stop(self) -> None:
+        """It asks for no further evaluation: the rest of the budget would change nothing."""
+        self.stopped_at = self.evaluator.count
+        self.evaluator.count = self.total
+        self._counted()
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        self._inside, self._since = True, time.perf_counter()
+        yield  # an exception leaves it inside: what is half done cannot be saved
+        self.seconds += time.perf_counter() - self._since
+        self._inside = False
+
+    def _counted(self) -> None:
+        """After every evaluation: measure what is due, and tell of a call that will not return before the end."""
+        if self._inside:
+            self.seconds += time.perf_counter() - self._since
+        before, reached = self.step, self.evaluator.count
+        due = [*range(before - before % self.every + self.every, reached + 1, self.every)]
+        if before < reached == self.total and self.total % self.every:
+            due.append(self.total)
+        for step in due:
+            self.step = step
+            self.measure()
+        self.step = reached
+        if self.blocking and self._inside:
+            if self._listener is not None and self.step < self.total:
+                self._listener(Progress(self.step, self.total, self.evaluator.lowest))
+            if self._interrupted is not None and self._interrupted.is_set():
+                raise KeyboardInterrupt
+        self._since = time.perf_counter()
+
+    def is_due(self) -> bool:
+        return False  # measured in the middle of a step
+
+    def told_loss(self) -> float | None:
+        return self.evaluator.lowest
+
+    # ------------------------------------------------------------------ measuring
+
+    def measure(self) -> None:
+        if not self.evaluator.weights:  # nothing finite was evaluated, or nothing at all
+            return self._measure_start()
+        self.evaluator.restore_lowest(self.twin)
+        return self._record(self.evaluator.lowest, self.evaluator.last, self.task.error(self.twin))
+
+    def _measure_start(self) -> None:
+        """Before the first evaluation; this one is not counted, and nothing is kept of it."""
+        with torch.no_grad():
+            loss = float(self.forward()[0])
+        self._record(loss, loss, self.task.error(self.model))
+
+    def _record(self, lowest: float, last: float, error: float) -> None:
+        record: dict[str, Any] = {
+            "step": self.step, "epoch": float(self.step), "seconds": round(self.seconds, 4), "train_loss": last,
+            "valid_loss": lowest, "test_loss": lowest, "test_error": error,
+        }  # fmt: skip
+        stats = getattr(self.optimizer, "stats", None)
+        if stats is not None and not self._inside:
+            record |= {"optimizer_steps" if name == "steps" else name: value for name, value in asdict(stats).items()}
+        self.metrics.append(record)
+        saving.measured(self, record)
+
+    def result(self) -> dict[str, Any]:
+        found = super().result()
+        return found if self.stopped_at is None else {**found, "stopped_at": self.stopped_at}
+
+    # ------------------------------------------------------------------ saving and resuming
+
+    def save(self) -> None:
+        if not self._inside:  # an optimizer is whole only between its steps
+            super().save()
+
+    def more_state(self) -> dict[str, Any]:
+        return {"evaluator": self.evaluator.state(), "stopped_at": self.stopped_at}
+
+    def load_more(self, state: dict[str, Any]) -> None:
+        if "evaluator" not in state:
+            raise UserError("the checkpoint was made by a version without whole batches: delete the folder")
+        self.evaluator.load(state["evaluator"])
+        self.stopped_at = state["stopped_at"]
