@@ -2,7 +2,7 @@
 
     u_t + u u_x = ν u_xx on [-1, 1] × [0, 1],  u(x, 0) = -sin(πx),  u(±1, t) = 0,  ν = 0.05/π
 
-python examples/pinn.py checkpoint.pt [steps]
+python examples/pinn.py checkpoint.pt [steps [points]]
 
 It may be killed at any moment and restarted. The error is relative to the exact solution, in the L2 norm.
 """
@@ -36,11 +36,11 @@ def exact(x: Tensor, t: Tensor) -> Tensor:
     return (-(weights * y.sin()).sum(1, keepdim=True) / weights.sum(1, keepdim=True)).float()
 
 
-def main(path: str, steps: int = 40) -> None:
+def main(path: str, steps: int = 40, points: int = 1000) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(2, 30), nn.Tanh(), nn.Linear(30, 30), nn.Tanh(), nn.Linear(30, 30), nn.Tanh())
     net.append(nn.Linear(30, 1))
-    x, t = 2 * torch.rand(1000, 1) - 1, torch.rand(1000, 1)  # where the equation holds
+    x, t = 2 * torch.rand(points, 1) - 1, torch.rand(points, 1)  # where the equation holds
     ends = torch.cat([torch.randint(2, (100, 1)) * 2.0 - 1, torch.rand(100, 1)], 1)  # where u is zero
     start = torch.cat([torch.linspace(-1, 1, 100)[:, None], torch.zeros(100, 1)], 1)
     grid = torch.cartesian_prod(torch.linspace(-1, 1, 101), torch.linspace(0, 1, 51))

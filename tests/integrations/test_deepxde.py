@@ -2,6 +2,7 @@
 
 import random
 import runpy
+from functools import partial
 
 import numpy as np
 import pytest
@@ -35,16 +36,25 @@ def error_of(model):
     return error
 
 
-def test_burgers_to_a_small_error(dde):
+def trained(make, dde, iterations=12):
+    dde.config.set_random_seed(0)
     model, net = burgers()
-    opt = LBFGS(net.parameters(), max_iter=25)
+    opt = make(net.parameters(), max_iter=25)
     model.compile(opt, metrics=["l2 relative error"], verbose=0)
-    model.train(iterations=12, verbose=0)
-    assert error_of(model) < 0.06
+    model.train(iterations=iterations, verbose=0)
+    return model, opt
+
+
+def test_burgers_to_a_small_error(dde):
+    model, opt = trained(LBFGS, dde)
+    assert error_of(model) < 0.04  # 0.004 to 0.01 with seeds 0 to 4
     assert model.train_state.step == 12  # an iteration of DeepXDE is a step of ours, with up to max_iter iterations
     assert 200 < opt.stats.iterations <= 300
-    assert opt.stats.evaluations <= 12 * 31
+    assert opt.stats.evaluations <= 12 * opt.param_groups[0]["max_eval"]
     assert opt.explain().is_well
+    # torch's was behind by 6 to 12 with those seeds
+    theirs, _ = trained(partial(torch.optim.LBFGS, line_search_fn="strong_wolfe"), dde)
+    assert error_of(model) < 0.6 * error_of(theirs)
 
 
 def test_full_matrices(dde):
