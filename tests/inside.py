@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import adaqn
+from adaqn.fullbatch.optimizer import WholeGradient
 
 # ---------------------------------------------------------------------- by the public state
 
@@ -32,7 +32,7 @@ def number(opt: Any, name: str) -> float:
 
 def state(opt: Any) -> Any:
     """All that it keeps for its parameters, a ``Memory``; ``None`` before the first step."""
-    return opt._memory if isinstance(opt, adaqn.LBFGS) else opt._state
+    return opt._memory if isinstance(opt, WholeGradient) else opt._state
 
 
 def pairs(opt: Any) -> list[tuple[Tensor, Tensor]]:
@@ -45,8 +45,10 @@ def buffers(opt: Any) -> dict[str, Tensor]:
 
 
 def held(opt: Any) -> list[Tensor]:
-    """Every tensor that it holds: what is kept between steps, and the two vectors of work space."""
+    """Every tensor that it holds: what is kept between steps, and (not for whole gradients) the work space."""
     m = state(opt)
+    if isinstance(opt, WholeGradient):
+        return [*m.shared.values(), *m.buffers.values()]
     return [m.scratch.gradient, m.scratch.direction, m.gram, *m.buffers.values()]
 
 
@@ -58,7 +60,7 @@ def method(opt: Any) -> Any:
 def direction(opt: Any, g: Tensor) -> Tensor:
     """H·g, as a step would take it; −H·g where gradients are whole."""
     m = state(opt)
-    if isinstance(opt, adaqn.LBFGS):
+    if isinstance(opt, WholeGradient):
         return m.direction(g)
     return method(opt).direction(g.clone(), m.pairs, m.scaling, out=torch.empty_like(g)).clone()
 

@@ -99,8 +99,30 @@ def test_baselines_know_no_internals_of_the_optimizer():
                 assert not name.rpartition(".")[2].startswith("_"), (module, name)
 
 
+WHOLE_GRADIENTS_KNOW = (
+    "adaqn.core",
+    "adaqn.evaluation",
+    "adaqn.fullbatch",
+    "adaqn.parameters",
+    "adaqn.optim.events",
+    "adaqn.optim.method",
+    "adaqn.optim.settings",
+)
+
+
+def test_whole_gradients_share_the_parts_and_not_the_loop_of_the_others():
+    for module, tree in modules("fullbatch").items():
+        for name in imported(tree):
+            prose = module == "fullbatch/optimizer.py" and in_room(name, "adaqn.explain")  # within explain() alone
+            assert not in_room(name, "adaqn") or in_room(name, *WHOLE_GRADIENTS_KNOW) or prose, (module, name)
+    for room in ("optim", "core", "evaluation", "parameters", "baselines"):
+        for module, tree in modules(room).items():
+            assert not [name for name in imported(tree) if in_room(name, "adaqn.fullbatch")], module
+
+
 def test_only_the_command_knows_the_laboratory():
-    for room in ("core", "evaluation", "parameters", "optim", "explain", "baselines", "integrations", "reference.py"):
+    rooms = ("core", "evaluation", "parameters", "optim", "fullbatch", "explain", "baselines", "integrations")
+    for room in (*rooms, "reference.py"):
         for module, tree in modules(room).items():
             assert not [name for name in imported(tree) if in_room(name, "adaqn.experiments")], module
     assert not [name for name in imported(modules("__init__.py")["__init__.py"]) if in_room(name, "adaqn.experiments")]
@@ -108,7 +130,7 @@ def test_only_the_command_knows_the_laboratory():
 
 def test_prose_is_imported_by_explain_alone():
     """And only within it: the optimizer works without."""
-    for module, tree in modules("optim").items():
+    for module, tree in {**modules("optim"), **modules("fullbatch")}.items():
         top_level = ast.Module([node for node in tree.body if not isinstance(node, ast.If)], [])  # TYPE_CHECKING
         outside = [node for node in top_level.body if isinstance(node, ast.Import | ast.ImportFrom)]
         assert not [name for name in imported(ast.Module(outside, [])) if in_room(name, "adaqn.explain")], module
@@ -118,6 +140,12 @@ def test_prose_is_imported_by_explain_alone():
 def test_a_method_is_one_class_above_the_common_one(name):
     kind = getattr(adaqn, name)
     assert [c.__name__ for c in kind.__mro__] == [name, "QuasiNewton", "Optimizer", "object"]
+
+
+@pytest.mark.parametrize("name", ["LBFGS", "BFGS"])
+def test_so_is_one_for_whole_gradients(name):
+    kind = getattr(adaqn, name)
+    assert [c.__name__ for c in kind.__mro__] == [name, "WholeGradient", "Optimizer", "object"]
 
 
 def test_tests_mirror_the_source():

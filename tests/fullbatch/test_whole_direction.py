@@ -77,7 +77,7 @@ def test_the_step_sizes_of_groups_scale_h0_on_both_sides(scaling):
     opt.step(problem.closure(opt))
     g = problem.gradient()
     roots = torch.cat([torch.full((p.numel(),), r, dtype=torch.float64) for p, r in ((a, 0.5), (b, 1.0), (c, 0.1))])
-    H, _, S, Y = dense_h(opt, 12, roots)
+    H, _, S, _ = dense_h(opt, 12, roots)
     assert relative_error(inside.direction(opt, g), -H @ g) < 1e-8
     assert len(S) > 1
 

@@ -50,6 +50,18 @@ def test_nor_does_one_whose_lr_becomes_zero_when_pairs_are_stored(search, scalin
     assert not torch.equal(a.detach(), before)
 
 
+def test_a_full_matrix_follows_a_step_size_to_zero_and_back():
+    problem = valley()
+    a, *rest = problem.parameters()
+    opt = adaqn.BFGS([{"params": [a]}, {"params": rest}], max_iter=4)
+    problem.run(opt, 2)
+    for lr in (0.0, 1.0, 0.0):
+        before = a.detach().clone()
+        opt.param_groups[0]["lr"] = lr
+        problem.run(opt, 2)
+        assert torch.equal(a.detach(), before) is (lr == 0.0)
+
+
 def test_a_tensor_as_lr_is_the_number_it_holds():
     a, b = network(), network()
     expected = a.run(plain(a.parameters(), lr=0.25, line_search_fn=None), 2)
@@ -70,7 +82,7 @@ def test_what_one_search_decides_is_not_for_a_group():
         adaqn.LBFGS([{"params": p, "max_iter": 3}, {"params": q}])
     opt = adaqn.LBFGS([{"params": p}, {"params": q}])
     opt.param_groups[1]["tolerance_grad"] = 1.0
-    with pytest.raises(ValueError, match="tolerance_grad is 1e-07 in one param group and 1.0 in another"):
+    with pytest.raises(ValueError, match=r"tolerance_grad is 1e-07 in one param group and 1.0 in another"):
         opt.step(lambda: 1.0)
     opt = adaqn.LBFGS(p)
     opt.param_groups[0]["history_size"] = 7

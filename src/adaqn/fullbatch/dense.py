@@ -58,6 +58,14 @@ class FullMatrix(LimitedMemory):
         super().forget()
         self.counters.in_matrix = self.counters.begun = 0
 
+    def weigh(self, roots: list[float] | None) -> None:
+        """Λ^½ of the groups; H begins again where it moves what must not move, or does not what must."""
+        self.scaled.roots = roots
+        parts = self.flat.views(self.matrix.diagonal().contiguous())
+        held = zip(roots or [1.0] * len(parts), parts, strict=True)
+        if self.counters.begun and any(bool(part.any()) != (root > 0.0) for root, part in held if part.numel()):
+            self.forget()
+
     @property
     def knows(self) -> int:
         return self.counters.in_matrix

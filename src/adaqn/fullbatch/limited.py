@@ -29,6 +29,10 @@ VECTORS = ("size", "dtype", "wide_weights", "waits")
 """What decides which vectors are kept."""
 
 
+GAMMAS = 10
+"""Pairs whose γ is remembered; with the identity it is that of the newest alone, as in torch's L-BFGS."""
+
+
 class ScaledH0:
     """γ·Λ^½ H0 Λ^½ with Λ = lrᵢ/max lr of the param groups."""
 
@@ -100,9 +104,11 @@ class LimitedMemory(Memory):
         }
         super().__init__(flat, copy.deepcopy(scaling), vector_plan(scaling, **self._vectors()), size)
         self.repair = repair
-        self.count = float(flat.reduce(torch.tensor([float(flat.n)], dtype=torch.float64, device=flat.device)))
+        self.count = sum(p.numel() * (2 if p.is_complex() else 1) for p in flat.params)
         """Numbers in all parameters, over all processes."""
         self.counters = Counters()
+        self.gammas = torch.zeros(1 if self.is_plain else GAMMAS, dtype=torch.float64)
+        self.shared["gammas"] = self.gammas
         self.scaled = ScaledH0(self.h0, self.counters, flat)
         self.frozen = {id(p) for p in flat.params if not p.requires_grad and p.grad is not None}
         """Parameters with a gradient set by hand: they stay here, with one or without (D26)."""
@@ -131,6 +137,7 @@ class LimitedMemory(Memory):
     def forget(self) -> None:
         """No pairs any more."""
         self.pairs.clear()
+        self.gammas.zero_()
         self.scaling.on_cleared()
 
     @property
@@ -147,11 +154,17 @@ class LimitedMemory(Memory):
 
     def weigh(self, roots: list[float] | None) -> None:
         """Λ^½ of the groups, as it is now; pairs that move what must not move any more are dropped."""
-        before, now = self.scaled.roots, roots
-        self.scaled.roots = now
-        if before != now and any(root == 0.0 for root in now or ()):
+        before, self.scaled.roots = self.scaled.roots, roots
+        fixed = [i for i, root in enumerate(roots or ()) if root == 0.0]
+        if before != roots and fixed and self._moves(fixed):
             self.forget()
             self.counters.pending = 0
+
+    def _moves(self, fixed: list[int]) -> bool:
+        """Has a pair, or the step that waits for its gradient, gone along those parameters?"""
+        steps = [self.pairs.S, *([self.buffers["pending_s"]] if self.counters.pending else [])]
+        gone = [self.flat.views(s)[i].count_nonzero() for s in steps for i in fixed]
+        return float(self.flat.reduce(torch.stack(gone).sum().double().reshape(1))) > 0.0
 
     def see(self, gradient: Tensor, present: list[int]) -> None:
         """H0 learns from the gradient at the point from which the next step is made."""
@@ -182,12 +195,20 @@ class LimitedMemory(Memory):
         self.pairs.push(s, y)
         self.counters.stored += 1
         self.scaling.on_stored(sy, yy)
+        square = None
         if self.scaling.learns_from_pairs:
-            self.show_pair_to_h0(s, y, math.sqrt(ss / self.count))
-        (along,) = self.flat.settle(self.scaled.square(y).double().reshape(1)).tolist()
-        if is_usable(sy, along):
-            self.counters.gamma = sy / along
+            square = self.show_pair_to_h0(s, y, math.sqrt(ss / self.count))
+        if square is None or self.scaled.roots is not None:
+            square = self.scaled.square(y)
+        (y_h0_y,) = self.flat.settle(square.double().reshape(1)).tolist()
+        if is_usable(sy, y_h0_y):
+            self._note_gamma(sy / y_h0_y)
         return Outcome.STORED
+
+    def _note_gamma(self, gamma: float) -> None:
+        """γ ← the largest of the last pairs: a stiff direction alone must not shorten the steps in all the others."""
+        self.gammas[self.counters.stored % len(self.gammas)] = gamma
+        self.counters.gamma = float(self.gammas.max())
 
     def wait_for_gradient(self, s: Tensor, gradient: Tensor) -> None:
         """Keep a step and the gradient before it: the one behind it comes with the next call."""
@@ -249,7 +270,7 @@ def expected_of(scaling: Scaling, flat: FlatParameters, size: int, **vectors: An
         FORMAT,
         {name: rows for name, (rows, _, _) in vector_plan(scaling, size, **vectors).items()},
         tensor_layout(scaling, flat.for_scaling(scaling)),
-        {"gram": (size, size)},
+        {"gram": (size, size), "gammas": (1 if type(scaling) is Scaling else GAMMAS,)},
         number_names(scaling),
         ("loss",),
         {"pairs": size},

@@ -1,0 +1,197 @@
+"""What the optimizer tells: an event for each iteration, totals, findings, and its size."""
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+import adaqn
+import inside
+from adaqn.core.outcome import Outcome
+from fullbatch.problems import EVERY_SEARCH, SEARCHES, Problem, network, plain, rosenbrock, valley
+from fullbatch.test_not_finite import spoilt, uphill
+
+
+def topics(opt):
+    return [finding.name for finding in opt.explain().findings]
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_an_event_for_each_iteration_and_their_losses_make_a_chain(search):
+    problem, events, more = network(), [], []
+    opt = plain(problem.parameters(), line_search_fn=search, max_iter=5, on_cycle=[events.append, more.append])
+    first = problem.loss().item()
+    problem.run(opt, 3)
+    assert events == more
+    assert [event.step for event in events] == list(range(1, opt.stats.iterations + 1))
+    assert events[0].previous_loss == first
+    assert [event.previous_loss for event in events[1:]] == [event.loss for event in events[:-1]]
+    assert events[-1].loss == opt.stats.loss == problem.loss().item()
+    assert events[-1] == opt.last_iteration
+    assert events[-1].evaluations == opt.stats.evaluations == problem.calls
+    assert sum(event.trials for event in events) + 3 == problem.calls  # one more at the beginning of each step
+    assert all(event.loss < event.previous_loss and event.length > 0 and event.search for event in events)
+    assert sum(event.outcome is Outcome.STORED for event in events) == opt.stats.stored
+    assert events[-1].pairs == opt.stats.pairs
+    assert abs(events[-1].gradient - float(problem.gradient().abs().max())) < 1e-12
+    numbers = events[-1].as_dict()
+    assert numbers["stored"] + numbers["skipped"] + numbers["rejected"] == 1.0
+    assert all(isinstance(value, float) for value in numbers.values())
+
+
+def test_without_a_search_the_last_pair_of_a_step_waits():
+    problem, events = network(), []
+    opt = plain(problem.parameters(), line_search_fn=None, lr=0.1, max_iter=3, on_cycle=events.append)
+    problem.run(opt, 2)
+    assert [event.trials for event in events] == [1, 1, 0, 1, 1, 0]
+    assert opt.stats.loss is None  # nobody knows it yet
+    assert problem.calls == opt.stats.evaluations == 6
+    assert opt.stats.stored == 5
+
+
+def test_totals_before_the_first_step_and_after_loading():
+    problem = network()
+    opt = adaqn.LBFGS(problem.parameters(), scaling="adam")
+    assert opt.stats.reason == "no step was made yet"
+    assert (opt.stats.iterations, opt.stats.loss, opt.last_iteration) == (0, None, None)
+    assert "no step was made yet" in str(opt.explain())
+    problem.run(opt, 1)
+    totals = opt.stats
+    opt.load_state_dict(opt.state_dict())
+    assert opt.stats.reason == "a state was loaded"
+    assert opt.stats.iterations == totals.iterations
+    assert opt.last_iteration is None
+    str(opt.explain())
+
+
+def test_an_error_in_a_callback_comes_through_and_leaves_a_working_optimizer():
+    problem = network()
+
+    def fail(event):
+        if event.step == 3:
+            raise ZeroDivisionError("in the callback")
+
+    opt = plain(problem.parameters(), on_cycle=fail, max_iter=5)
+    with pytest.raises(ZeroDivisionError, match="in the callback"):
+        opt.step(problem.closure(opt))
+    assert opt.stats.iterations == 3
+    assert opt.stats.evaluations == problem.calls
+    assert "ZeroDivisionError" in opt.stats.reason
+    problem.run(opt, 2)
+    assert opt.stats.noise == 0.0
+    assert opt.stats.iterations == 13
+
+
+# ---------------------------------------------------------------------- findings, each provoked once
+
+
+def test_a_run_without_trouble_has_no_findings():
+    problem = network()
+    opt = adaqn.LBFGS(problem.parameters(), max_iter=10)
+    problem.run(opt, 2)
+    assert topics(opt) == []
+    said = str(opt.explain())
+    assert f"LBFGS on Kronecker: {opt.stats.iterations} iterations, {problem.calls} evaluations" in said
+    assert f"loss in the last {opt.stats.iterations} iterations" in said
+
+
+def test_finding_stopped_and_restarts():
+    problem = valley()
+    opt = plain(problem.parameters(), max_iter=4, max_eval=200)
+    problem.run(opt, 1)
+    opt.step(uphill(problem, opt))
+    assert {"stopped", "restarts"} <= set(topics(opt))
+
+
+def test_finding_not_finite():
+    problem = network()
+    opt = plain(problem.parameters(), max_iter=6, max_eval=60)
+    opt.step(spoilt(problem, opt, when=lambda calls: calls == 2))
+    assert "not finite" in topics(opt)
+
+
+def test_finding_trials():
+    problem = rosenbrock()
+    opt = plain(problem.parameters(), lr=1e-4, max_iter=12, max_eval=500, line_search_fn="strong_wolfe")
+    problem.run(opt, 1)
+    assert "trials" in topics(opt)
+
+
+def test_finding_skips():
+    """Where the curvature is negative, and nobody looks at the slope behind a step."""
+    w = nn.Parameter(torch.full((3,), 0.01, dtype=torch.float64))
+    problem = Problem(nn.ParameterList([w]), lambda: -w.square().sum())
+    opt = plain([w], line_search_fn=None, lr=0.01, max_iter=12)
+    problem.run(opt, 1)
+    assert opt.stats.skipped >= 11
+    assert "skips" in topics(opt)
+
+
+@pytest.mark.parametrize(
+    ("spread", "advice"), [(1e-4, "reset_history"), (0.5, "AdaQN or SOAP may be the better choice")]
+)
+def test_finding_noise_has_two_pieces_of_advice(spread, advice):
+    w = nn.Parameter(torch.ones(3, dtype=torch.float64))
+    factors = iter(1.0 + spread * torch.rand(5, dtype=torch.float64))
+    opt = plain([w], max_iter=1, max_eval=10, tolerance_change=0.0, tolerance_grad=0.0)
+    for factor in factors:
+
+        def closure(factor=factor):
+            opt.zero_grad()
+            loss = 1.0 + (w - 2.0).square().sum()
+            loss.backward()
+            return loss.detach() * factor
+
+        opt.step(closure)
+    assert "noise" in topics(opt)
+    assert advice in str(opt.explain())
+
+
+# ---------------------------------------------------------------------- its size
+
+
+@pytest.mark.parametrize("search", EVERY_SEARCH)
+@pytest.mark.parametrize("scaling", ["identity", "adam", "kronecker"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("storage", [None, adaqn.StorageOptions(history_dtype=torch.bfloat16, master_weights=True)])
+def test_the_size_of_the_state_is_what_is_held_and_the_work_space(search, scaling, dtype, storage):
+    problem = network(dtype=dtype)
+    opt = adaqn.LBFGS(
+        problem.parameters(),
+        line_search_fn=search,
+        scaling=scaling,
+        storage=storage,
+        history_size=6,
+        lr=0.1,
+        max_iter=1,
+    )
+    announced = opt.state_size()
+    problem.run(opt, 1)
+    held = sum(t.numel() * t.element_size() for t in inside.held(opt))
+    work = 8 * 31 * (8 if dtype == torch.float64 else 4)
+    assert announced == opt.state_size() == held + work
+
+
+def test_frozen_parameters_have_no_size():
+    problem = network()
+    whole = adaqn.LBFGS(problem.parameters()).state_size()
+    problem.model[0].requires_grad_(False)
+    assert 0 < adaqn.LBFGS(problem.parameters()).state_size() < whole
+    problem.model.requires_grad_(False)
+    assert adaqn.LBFGS(problem.parameters()).state_size() == 0
+
+
+def test_memory_stays_flat_and_no_graph_is_kept():
+    problem = network()
+    opt = adaqn.LBFGS(problem.parameters(), scaling="adam", max_iter=3, history_size=4, tolerance_change=0.0)
+
+    def alive():
+        gc.collect()
+        return sum(issubclass(type(o), torch.Tensor) for o in gc.get_objects())
+
+    problem.run(opt, 5)
+    before = alive()
+    problem.run(opt, 20)
+    assert alive() <= before
+    assert all(t.grad_fn is None and not t.requires_grad for t in inside.buffers(opt).values())
