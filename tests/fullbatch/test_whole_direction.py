@@ -52,6 +52,17 @@ def test_gamma_is_of_the_newest_pair(scaling):
         assert abs(inside.number(opt, "gamma") - float(expected)) < 1e-10 * float(expected)
 
 
+@pytest.mark.parametrize("lr", [1.0, 0.1, 0.02])
+@pytest.mark.parametrize("make", [valley, network])
+def test_without_a_search_gamma_follows_an_h0_that_turns(lr, make):
+    """With γ of an older H0 the second step of these runs went to losses of 1e3 and 1e12, and did not come back."""
+    problem = make()
+    opt = adaqn.LBFGS(problem.parameters(), lr=lr, line_search_fn=None, max_iter=40)
+    before = problem.loss().item()
+    opt.step(problem.closure(opt))
+    assert problem.loss().item() < 0.5 * before
+
+
 def test_the_pairs_are_steps_and_changes_of_the_gradient():
     problem, points = valley(), []
 

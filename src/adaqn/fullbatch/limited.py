@@ -166,6 +166,10 @@ class LimitedMemory(Memory):
 
     def direction(self, gradient: Tensor) -> Tensor:
         """−H·g, a new vector."""
+        if self.made_of["waits"] and len(self.pairs):
+            # H0 has learnt since the pair was stored; without a search nothing else shortens a step for that.
+            slot = self.pairs.order[-1]
+            self._follow(float(self.pairs.gram[slot, slot]), self.pairs.Y[slot].to(gradient.dtype))
         out = torch.empty_like(gradient)
         return gram(gradient.clone(), self.pairs, self.scaled, out=out, reduce=self.flat.reduce).neg_()
 
@@ -190,10 +194,14 @@ class LimitedMemory(Memory):
         self.scaling.on_stored(sy, yy)
         if self.scaling.learns_from_pairs:
             self.show_pair_to_h0(s, y, math.sqrt(ss / self.count))
+        self._follow(sy, y)
+        return Outcome.STORED
+
+    def _follow(self, sy: float, y: Tensor) -> None:
+        """γ ← s·y/(y·H0 y)."""
         (along,) = self.flat.settle(self.scaled.square(y).double().reshape(1)).tolist()
         if is_usable(sy, along):
             self.counters.gamma = sy / along
-        return Outcome.STORED
 
     def wait_for_gradient(self, s: Tensor, gradient: Tensor) -> None:
         """Keep a step and the gradient before it: the one behind it comes with the next call."""
