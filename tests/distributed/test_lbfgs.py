@@ -12,7 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from adaqn import LBFGS
 
-SOME = ("kronecker", "groups", "poisoned", "no search, kronecker")
+FEW = ("kronecker", "poisoned")
+MATRICES = ("kronecker", "kronecker secant", "groups", "poisoned", "no search, kronecker", "damped")
 pytestmark = pytest.mark.filterwarnings("ignore:LBFGS. the loss or the gradient is not finite")
 
 
@@ -20,9 +21,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:LBFGS. the loss or the gradient 
     "count, names, storage",
     [
         pytest.param(2, tuple(whole.CASES), None, id="2"),
-        pytest.param(4, SOME, None, id="4"),
-        pytest.param(2, tuple(whole.CASES), problem.SHARDED, id="2-shard_history"),
-        pytest.param(4, SOME, problem.SHARDED, id="4-shard_history"),
+        pytest.param(4, FEW, None, id="4"),
+        pytest.param(2, MATRICES, problem.SHARDED, id="2-shard_history"),
+        pytest.param(4, FEW, problem.SHARDED, id="4-shard_history"),
     ],
 )
 def test_the_numbers_are_those_of_one_process(count, names, storage):
@@ -179,17 +180,21 @@ def test_processes_that_differ_come_together():
 
 
 def messages():
-    """All that is sent from one evaluation to the next, where each iteration takes one, by (storage, H0)."""
+    """All that is sent from one evaluation to the next, where each iteration takes one."""
     found = {}
-    for storage in (None, problem.SHARDED):
-        for scaling in ("adam", "kronecker"):
-            net, opt = whole.made("ddp", storage=storage, scaling=scaling)
-            loss = whole.Loss(net, opt)
-            opt.step(loss)
-            with counted() as calls:
-                opt.step(lambda loss=loss, calls=calls: calls.append("closure") or loss())
-            before, after = [i for i, call in enumerate(calls) if call == "closure"][2:4]
-            found[storage is not None, scaling] = calls[before + 1 : after]
+    for name, kind, options in (
+        ("ddp", "ddp", {}),
+        ("slices", "ddp", {"storage": problem.SHARDED, "scaling": "adam"}),
+        ("slices, kronecker", "ddp", {"storage": problem.SHARDED}),
+        ("fsdp", "fsdp", {"scaling": "adam"}),
+    ):
+        net, opt = whole.made(kind, **options)
+        loss = whole.Loss(net, opt)
+        opt.step(loss)
+        with counted() as calls:
+            opt.step(lambda loss=loss, calls=calls: calls.append("closure") or loss())
+        before, after = [i for i, call in enumerate(calls) if call == "closure"][2:4]
+        found[name] = calls[before + 1 : after]
     return found
 
 
@@ -199,9 +204,9 @@ def test_messages():
         numbers = {key: [size for _, size in calls if size < 432] for key, calls in found.items()}
         vectors = {key: [size for _, size in calls if size >= 432] for key, calls in found.items()}
         assert {key: (len(numbers[key]), len(vectors[key])) for key in found} == {
-            (False, "adam"): (9, 0),
-            (False, "kronecker"): (9, 0),
-            (True, "adam"): (11, 1),
-            (True, "kronecker"): (11, 4),
+            "ddp": (9, 0),
+            "slices": (11, 1),
+            "slices, kronecker": (11, 4),
+            "fsdp": (11, 0),
         }
         assert max(map(sum, numbers.values())) < 8 * 60

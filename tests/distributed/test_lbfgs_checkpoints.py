@@ -64,8 +64,7 @@ def load(folder, names, alone=False):
 def test_a_run_goes_on_with_any_number_of_processes(tmp_path):
     saved = run_processes(2, save, tmp_path, tuple(RUNS))[0]
     for key, (path, _, _) in saved.items():
-        kind, name, _ = RUNS[key]
-        net, opt, loss = made(None, name, {})
+        net, opt, loss = made(None, RUNS[key][1], {})
         assert torch.allclose(whole.trained(net, opt, loss, BEFORE), path, rtol=0.0, atol=1e-9), key
     again = run_processes(2, load, tmp_path, tuple(RUNS))
     for loaded, same in ((again[0], True), (again[1], True), (load(tmp_path, tuple(RUNS), alone=True), False),

@@ -10,7 +10,7 @@ from torch.distributed.fsdp import fully_shard
 from adaqn import LBFGS
 
 ITERATIONS = 60
-OPTIONS = {"max_iter": 10, "max_eval": 60, "history_size": 10, "tolerance_change": 0.0}
+OPTIONS = {"max_iter": 10, "max_eval": 60, "history_size": 10, "tolerance_change": 0.0, "scaling": "kronecker"}
 CASES = {
     "kronecker": {},
     "strong wolfe": {"line_search_fn": "strong_wolfe", "scaling": "identity"},
@@ -18,6 +18,8 @@ CASES = {
     "no search": {"line_search_fn": None, "lr": 0.3, "scaling": "identity"},
     "no search, kronecker": {"line_search_fn": None, "lr": 0.3},
     "damped": {"scaling": "adam", "damping": 0.1},
+    "secant": {"scaling": "secant"},
+    "kronecker secant": {"scaling": "kronecker_secant"},
     "groups": {"maximize": True},
     "adam groups": {"scaling": "adam", "maximize": True},
     "poisoned": {"scaling": "adam"},

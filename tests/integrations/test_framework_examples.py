@@ -14,6 +14,7 @@ ALONE = [
     ("accumulation_and_clipping.py",),
     ("schedulers.py",),
     ("averaged_weights.py",),
+    ("pinn.py", "8", "200"),
     pytest.param(
         ("compiled.py",),
         marks=[

@@ -108,10 +108,14 @@ class Kronecker(Adam):
             self._add_square(i, moments[i], gradients[i])
             self._add_to_averages(i, gradients[i])
 
-    def _add_square(self, i: int, moments: Tensor, v: Tensor) -> None:
-        """V ← its running average with the square of v in the coordinates of the bases."""
-        rotated = into_basis(v, *self._bases(i)) if self.tensors[i] else v
+    def _add_square(self, i: int, moments: Tensor, v: Tensor) -> Tensor:
+        """V ← its running average with the square of v in the coordinates of the bases; returns v in those."""
+        rotated = self._rotated(i, v)
         moments.mul_(self.decay).addcmul_(rotated, rotated, value=1.0 - self.decay)
+        return rotated
+
+    def _rotated(self, i: int, v: Tensor) -> Tensor:
+        return into_basis(v, *self._bases(i)) if self.tensors[i] else v
 
     def _add_to_averages(self, i: int, G: Tensor) -> None:
         """L and R, from which the next bases come."""
@@ -136,11 +140,14 @@ class Kronecker(Adam):
 
     def square(self, v: Tensor) -> Tensor:
         """v·H0 v: half of the products of an application."""
-        roots = self._matrices(self.roots(torch.empty_like(v)))
-        total = torch.zeros((), dtype=torch.float64, device=v.device)
-        for i, (part, root) in enumerate(zip(self._matrices(v), roots, strict=True)):
-            rotated = into_basis(part, *self._bases(i)) if self.tensors[i] else part
-            total += (rotated / root).flatten().dot(rotated.flatten())
+        rotated = [self._rotated(i, part) for i, part in enumerate(self._matrices(v))]
+        return self._square(rotated, self.roots(torch.empty_like(v)))
+
+    def _square(self, rotated: Sequence[Tensor], roots: Tensor) -> Tensor:
+        """The same from v in the coordinates of the bases."""
+        total = torch.zeros((), dtype=torch.float64, device=roots.device)
+        for part, root in zip(rotated, self._matrices(roots), strict=True):
+            total += torch.div(part, root, out=root).flatten().dot(part.flatten())
         return total
 
     def _between_bases(self, operation: Callable[..., Tensor], v: Tensor, out: Tensor) -> Tensor:
@@ -163,7 +170,7 @@ class Kronecker(Adam):
     def _turn(self, i: int, moments: Sequence[Tensor]) -> None:
         """The first basis, or the next one, where one is due; averages in its coordinates follow."""
         age = self.seen[i] - 1  # SOAP counts from the gradient after the first
-        if not self.tensors[i] or age < 0 or age % self.refresh:
+        if not self.tensors[i] or age < 0 or age % self._refresh(i):
             return
         for dim, side in enumerate(SIDES):
             if f"{side}_basis" not in self.tensors[i]:
@@ -180,6 +187,10 @@ class Kronecker(Adam):
             for V in moments:
                 V.zero_()
             self.steps[i] = 0
+
+    def _refresh(self, i: int) -> int:
+        """Gradients between two refreshments of that parameter's bases."""
+        return self.refresh
 
     def _bases(self, i: int) -> tuple[Tensor | None, Tensor | None]:
         return self.tensors[i].get("left_basis"), self.tensors[i].get("right_basis")

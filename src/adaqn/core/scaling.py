@@ -94,8 +94,11 @@ class Scaling:
         for i, values in zip(missing, numbers, strict=True):
             self.load_numbers(i, values)
 
-    def learn(self, s: Tensor, y: Tensor, rms: float) -> None:
-        """See a pair; ``rms`` is the root mean square of s, over all processes."""
+    def learn(self, s: Tensor, y: Tensor, rms: float) -> Tensor | None:
+        """See a pair; ``rms`` is the root mean square of s, over all processes.
+
+        Returns y·H0 y with what was learnt, where that comes with it; ``square`` finds it anyway.
+        """
 
     def apply(self, v: Tensor, out: Tensor) -> Tensor:
         """out ← H0·v, where ``out`` is not ``v``."""

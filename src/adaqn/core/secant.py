@@ -12,13 +12,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from adaqn.core.eigenbasis import lift
+from adaqn.core.eigenbasis import lift, matrix_shape
 from adaqn.core.kronecker import Kronecker
 from adaqn.core.scaling import Adam
 
 FLOOR = 1e-2
 """The least mean square of a coordinate of the steps, in units of the mean over all: where the weights have hardly
 moved, the change of the gradient comes from other coordinates and says nothing of this one."""
+
+SMALL, SELDOM = 128, 5
+"""Sides up to which the bases are refreshed by every pair, and how many pairs refresh longer ones once."""
 
 
 class Secant(Adam):
@@ -44,11 +47,12 @@ class Secant(Adam):
     def update(self, g: Tensor) -> None:
         self._add(g, torch.ones_like(g))
 
-    def learn(self, s: Tensor, y: Tensor, rms: float) -> None:
+    def learn(self, s: Tensor, y: Tensor, rms: float) -> Tensor | None:
         if self.pairs == 0:  # what the first gradients said has another scale
             super().reset()
         self.pairs += 1
         self._add(y / rms, s / rms)
+        return None
 
     def _add(self, y: Tensor, s: Tensor) -> None:
         super().update(y)
@@ -75,26 +79,54 @@ class KroneckerSecant(Kronecker):
 
     with S and Y the parts of a pair that belong to the matrix. What :class:`adaqn.Kronecker` does with gradients, this
     does with their changes; the first basis, and H0 until there is a pair, are those of the first gradient.
+
+    Args:
+        decay: β of the running averages.
+        eps: added to √(V_y/V_s).
+        refresh: pairs between two refreshments of the bases; by default every pair refreshes those of matrices with
+            sides of up to 128, where that is cheap, and every fifth those of larger ones.
+        max_dimension: the longest side that has a basis.
+        basis_decay: β of the averages that the bases come from; by default ``decay``.
     """
 
     vector_names = ("square_avg", "step_square_avg")
     learns_from_pairs = True
 
+    def __init__(
+        self,
+        decay: float = 0.95,
+        eps: float = 1e-8,
+        *,
+        refresh: int | None = None,
+        max_dimension: int = 2048,
+        basis_decay: float | None = None,
+    ) -> None:
+        often = 1 if refresh is None else refresh
+        super().__init__(decay, eps, refresh=often, max_dimension=max_dimension, basis_decay=basis_decay)
+        self.by_size = refresh is None
+
+    def _refresh(self, i: int) -> int:
+        return SELDOM if self.by_size and max(matrix_shape(self.shapes[i])) > SMALL else self.refresh
+
     def update_some(self, g: Tensor, present: Sequence[int]) -> None:
         self._add(g, torch.ones_like(g), present)
 
-    def learn(self, s: Tensor, y: Tensor, rms: float) -> None:
-        self._add(y / rms, s / rms, range(len(self.shapes)))
+    def learn(self, s: Tensor, y: Tensor, rms: float) -> Tensor | None:
+        rotated = self._add(y / rms, s / rms, range(len(self.shapes)))
+        return self._square(rotated, self.roots(torch.empty_like(y))) * rms**2
 
-    def _add(self, y: Tensor, s: Tensor, present: Sequence[int]) -> None:
+    def _add(self, y: Tensor, s: Tensor, present: Sequence[int]) -> list[Tensor]:
+        """Returns the parts of y in the coordinates of the bases."""
         changes, steps = self._matrices(y), self._matrices(s)
         moments = [self._matrices(self.vectors[name]) for name in self.vector_names]
+        rotated = []
         for i in present:
             of_changes, of_steps = moments[0][i], moments[1][i]
             self._turn(i, [of_changes, of_steps])
-            self._add_square(i, of_changes, changes[i])
+            rotated.append(self._add_square(i, of_changes, changes[i]))
             self._add_square(i, of_steps, steps[i])
             self._add_to_averages(i, changes[i])
+        return rotated
 
     def roots(self, out: Tensor) -> Tensor:
         """out ← √(V_y/V_s) + ε, in the coordinates of the bases."""

@@ -36,7 +36,7 @@ class BFGS(WholeGradient):
         params: parameters or param groups; groups may have their own ``lr``.
         lr: the first length that a search tries. With several groups, Λ = lr/max lr scales the H0 that H begins from.
         max_iter: iterations per step.
-        max_eval: evaluations of the closure per step, never exceeded; by default 5/4 of ``max_iter``.
+        max_eval: evaluations of the closure per step, never exceeded; by default as in :class:`adaqn.LBFGS`.
         tolerance_grad: stop where the largest absolute value of the gradient is at most this.
         tolerance_change: stop where loss or weights change by less.
         line_search_fn: ``"strong_wolfe"``, ``"hager_zhang"``, ``"backtracking"`` or a function of your own.

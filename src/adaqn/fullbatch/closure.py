@@ -74,13 +74,15 @@ class Evaluations:
         self.count += 1
         loss, prints, error = math.nan, (*NO_PRINT, *NO_PRINT), None
         try:
-            loss = self._loss()
+            with flat.evaluated():
+                loss = self._loss()
             if flat.processes.count > 1:
                 prints = (*flat.print_of_weights(), *flat.print_of_gradients())
         except Exception as raised:
             error = raised
-        rows = flat.processes.agreed("the closure", error, loss, self.sample.number, *prints)
-        losses, samples, *columns = zip(*rows, strict=True)
+        rows = flat.processes.agreed("the closure", error, loss, self.stale, self.sample.number, *prints)
+        losses, stale, samples, *columns = zip(*rows, strict=True)
+        self.stale = any(stale)
         self.sample.number = int(max(samples))  # a new one in one process is a new one of the mean
         self._compare(*columns)
         mean: float = sum(losses) / len(losses)

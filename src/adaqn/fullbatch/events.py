@@ -68,7 +68,7 @@ class WholeStats:
     nonfinite: int
     """Evaluations whose loss or gradient was not finite: each shortened a step."""
     pairs: int
-    """Curvature pairs in memory now; 0 for a full matrix."""
+    """Curvature pairs in memory now; for a full matrix, those that it has learnt from since it began."""
     loss: float | None
     """Where the last step ended."""
     noise: float

@@ -29,6 +29,10 @@ VECTORS = ("size", "dtype", "wide_weights", "waits")
 """What decides which vectors are kept."""
 
 
+GAMMAS = 10
+"""Pairs whose γ is remembered; with the identity it is that of the newest alone, as in torch's L-BFGS."""
+
+
 class ScaledH0:
     """γ·Λ^½ H0 Λ^½ with Λ = lrᵢ/max lr of the param groups."""
 
@@ -100,9 +104,11 @@ class LimitedMemory(Memory):
         }
         super().__init__(flat, copy.deepcopy(scaling), vector_plan(scaling, **self._vectors()), size)
         self.repair = repair
-        self.count = float(flat.reduce(torch.tensor([float(flat.n)], dtype=torch.float64, device=flat.device)))
+        self.count = sum(p.numel() * (2 if p.is_complex() else 1) for p in flat.params)
         """Numbers in all parameters, over all processes."""
         self.counters = Counters()
+        self.gammas = torch.zeros(gammas_kept(scaling), dtype=torch.float64)
+        self.shared["gammas"] = self.gammas
         self.scaled = ScaledH0(self.h0, self.counters, flat)
         self.frozen = {id(p) for p in flat.params if not p.requires_grad and p.grad is not None}
         """Parameters with a gradient set by hand: they stay here, with one or without (D26)."""
@@ -131,6 +137,7 @@ class LimitedMemory(Memory):
     def forget(self) -> None:
         """No pairs any more."""
         self.pairs.clear()
+        self.gammas.zero_()
         self.scaling.on_cleared()
 
     @property
@@ -166,10 +173,12 @@ class LimitedMemory(Memory):
 
     def direction(self, gradient: Tensor) -> Tensor:
         """−H·g, a new vector."""
-        if self.made_of["waits"] and len(self.pairs):
+        if self.made_of["waits"] and len(self.pairs) and not self.scaling.learns_from_pairs:
             # H0 has learnt since the pair was stored; without a search nothing else shortens a step for that.
             slot = self.pairs.order[-1]
-            self._follow(float(self.pairs.gram[slot, slot]), self.pairs.Y[slot].to(gradient.dtype))
+            square = self.scaled.square(self.pairs.Y[slot].to(gradient.dtype))
+            sy, (y_h0_y,) = float(self.pairs.gram[slot, slot]), self.flat.settle(square.double().reshape(1)).tolist()
+            self.counters.gamma = sy / y_h0_y if is_usable(sy, y_h0_y) else self.counters.gamma
         out = torch.empty_like(gradient)
         return gram(gradient.clone(), self.pairs, self.scaled, out=out, reduce=self.flat.reduce).neg_()
 
@@ -192,16 +201,20 @@ class LimitedMemory(Memory):
         self.pairs.push(s, y)
         self.counters.stored += 1
         self.scaling.on_stored(sy, yy)
+        square = None
         if self.scaling.learns_from_pairs:
-            self.show_pair_to_h0(s, y, math.sqrt(ss / self.count))
-        self._follow(sy, y)
+            square = self.show_pair_to_h0(s, y, math.sqrt(ss / self.count))
+        if square is None or self.scaled.roots is not None:
+            square = self.scaled.square(y)
+        (y_h0_y,) = self.flat.settle(square.double().reshape(1)).tolist()
+        if is_usable(sy, y_h0_y):
+            self._note_gamma(sy / y_h0_y)
         return Outcome.STORED
 
-    def _follow(self, sy: float, y: Tensor) -> None:
-        """γ ← s·y/(y·H0 y)."""
-        (along,) = self.flat.settle(self.scaled.square(y).double().reshape(1)).tolist()
-        if is_usable(sy, along):
-            self.counters.gamma = sy / along
+    def _note_gamma(self, gamma: float) -> None:
+        """γ ← the largest of the last pairs: a stiff direction alone must not shorten the steps in all the others."""
+        self.gammas[self.counters.stored % len(self.gammas)] = gamma
+        self.counters.gamma = float(self.gammas.max())
 
     def wait_for_gradient(self, s: Tensor, gradient: Tensor) -> None:
         """Keep a step and the gradient before it: the one behind it comes with the next call."""
@@ -263,7 +276,7 @@ def expected_of(scaling: Scaling, flat: FlatParameters, size: int, **vectors: An
         FORMAT,
         {name: rows for name, (rows, _, _) in vector_plan(scaling, size, **vectors).items()},
         tensor_layout(scaling, flat.for_scaling(scaling)),
-        {"gram": (size, size)},
+        {"gram": (size, size), "gammas": (gammas_kept(scaling),)},
         number_names(scaling),
         ("loss",),
         {"pairs": size},
@@ -277,9 +290,14 @@ def own_names(memory: LimitedMemory) -> set[str]:
     return {*e.rows, *e.tensors, *e.shared, *e.numbers}
 
 
+def gammas_kept(scaling: Scaling) -> int:
+    """γ of how many pairs: of the newest one where H0 = I, as in torch."""
+    return 1 if type(scaling) is Scaling else GAMMAS
+
+
 def bytes_kept(flat: FlatParameters, scaling: Scaling, size: int, **vectors: Any) -> int:
     """Of pairs, H0 and whatever else is kept between steps."""
-    total_bytes = 8 * size**2
+    total_bytes = 8 * size**2 + 8 * gammas_kept(scaling)
     h0_flat = flat.for_scaling(scaling)
     for name, (rows, dtype, _) in vector_plan(scaling, size, **vectors).items():
         n = h0_flat.n if name.startswith("scaling_") else flat.n

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -122,6 +122,10 @@ class FlatParameters:
         if present:
             torch._foreach_copy_(targets, self.parts(gradients))
         return present
+
+    def evaluated(self) -> AbstractContextManager[None]:
+        """Around an evaluation of the model."""
+        return nullcontext()
 
     @torch.no_grad()
     def gather(self, out: Tensor) -> Tensor:

@@ -99,12 +99,12 @@ class Memory:
         else:
             self.scaling.see(gradient, present)
 
-    def show_pair_to_h0(self, s: Tensor, y: Tensor, rms: float) -> None:
-        """The same with a pair; ``rms`` is the root mean square of s."""
+    def show_pair_to_h0(self, s: Tensor, y: Tensor, rms: float) -> Tensor | None:
+        """The same with a pair, ``rms`` the root mean square of s; returns y·H0 y where that comes with it."""
         if isinstance(self.h0, WholeH0):
             self.h0.learn_pair(s, y, rms)
-        else:
-            self.scaling.learn(s, y, rms)
+            return None
+        return self.scaling.learn(s, y, rms)
 
     def flat_of(self, name: str) -> FlatParameters:
         """The vectors that a buffer of that name holds."""

@@ -12,10 +12,12 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -199,6 +201,22 @@ def reshard(model: nn.Module | None) -> None:
         for module in model.modules():
             if isinstance(module, fsdp.FSDPModule):
                 module.reshard()
+
+
+@contextmanager
+def noting(found: WeakSet[nn.Module]) -> Iterator[None]:
+    """Within the block the modules of FSDP2 that are called are added to ``found``."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+
+    def note(module: nn.Module, _: Any) -> None:
+        if fsdp is not None and isinstance(module, fsdp.FSDPModule):
+            found.add(module)
+
+    handle = register_module_forward_pre_hook(note)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def check_same(fingerprints: Sequence[float], norms: Sequence[float]) -> None:

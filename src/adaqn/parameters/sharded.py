@@ -7,17 +7,28 @@ vector is a vector like any other, and may be empty.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+from weakref import WeakSet
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from adaqn.core.curvature import Curvature
 from adaqn.core.direction import applied
 from adaqn.core.products import Reduce, local
 from adaqn.core.scaling import Scaling
 from adaqn.parameters.flat import NO_PRINT, FlatParameters, as_real
-from adaqn.parameters.processes import Group, Processes, in_parts, is_dtensor, local_part, processes_for
+from adaqn.parameters.processes import (
+    Group,
+    Processes,
+    in_parts,
+    is_dtensor,
+    local_part,
+    noting,
+    processes_for,
+    reshard,
+)
 
 BUCKET = 8_000_000
 """How many numbers are exchanged at a time: what is gathered lies in memory once more until it is copied."""
@@ -52,6 +63,22 @@ class _FlatParts(FlatParameters):
 
 class FlatShards(_FlatParts):
     """Parameters that are DTensors: the vector holds this process's shards, in whatever dimension they are cut."""
+
+    def __init__(self, params: Sequence[Tensor], processes: Processes | None = None) -> None:
+        super().__init__(params, processes)
+        self.modules: WeakSet[nn.Module] = WeakSet()
+        """Of FSDP2, that were called: after an evaluation without backward they keep whole weights, of old shards."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "modules": WeakSet()}  # a copy has its own parameters, and other modules
+
+    def evaluated(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.modules else noting(self.modules)
+
+    def scatter(self, flat: Tensor) -> None:
+        for module in self.modules:
+            reshard(module)
+        super().scatter(flat)
 
     def parts(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return [as_real(local_part(tensor)) for tensor in tensors]
