@@ -166,6 +166,12 @@ class LimitedMemory(Memory):
 
     def direction(self, gradient: Tensor) -> Tensor:
         """−H·g, a new vector."""
+        if self.made_of["waits"] and len(self.pairs) and not self.scaling.learns_from_pairs:
+            # H0 has learnt since the pair was stored; without a search nothing else shortens a step for that.
+            slot = self.pairs.order[-1]
+            square = self.scaled.square(self.pairs.Y[slot].to(gradient.dtype))
+            sy, (y_h0_y,) = float(self.pairs.gram[slot, slot]), self.flat.settle(square.double().reshape(1)).tolist()
+            self.counters.gamma = sy / y_h0_y if is_usable(sy, y_h0_y) else self.counters.gamma
         out = torch.empty_like(gradient)
         return gram(gradient.clone(), self.pairs, self.scaled, out=out, reduce=self.flat.reduce).neg_()
 
