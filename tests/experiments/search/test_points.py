@@ -8,6 +8,8 @@ from adaqn.experiments.optimizers import TABLE
 from adaqn.experiments.search.points import Point, configured, due
 from adaqn.experiments.training.config import RunConfig
 
+WITH_STEP_SIZE = [name for name, entry in TABLE.items() if not entry.whole]
+
 
 def searched(search, optimizer, budget, loss):
     """All points of a search, round by round."""
@@ -18,7 +20,7 @@ def searched(search, optimizer, budget, loss):
     return known
 
 
-@pytest.mark.parametrize("optimizer", list(TABLE))
+@pytest.mark.parametrize("optimizer", WITH_STEP_SIZE)
 @pytest.mark.parametrize("search", ["grid", "staged", "lr", "ladder"])
 def test_every_optimizer_has_the_same_number_of_runs(optimizer, search):
     known = searched(search, optimizer, 20, lambda point: abs(point.lr - 2 * TABLE[optimizer].lr))
@@ -27,9 +29,15 @@ def test_every_optimizer_has_the_same_number_of_runs(optimizer, search):
     assert search == "ladder" or max(lrs) / min(lrs) == pytest.approx(100)
 
 
-@pytest.mark.parametrize("optimizer", list(TABLE))
+@pytest.mark.parametrize("optimizer", WITH_STEP_SIZE)
 def test_a_search_over_step_sizes_has_as_many_for_every_optimizer(optimizer):
     assert len({point.lr for point in due("lr", optimizer, 6, {})}) == 6
+
+
+@pytest.mark.parametrize("search", ["grid", "staged", "lr", "ladder"])
+def test_a_line_search_has_no_step_size_to_search_for(search):
+    for optimizer in set(TABLE) - set(WITH_STEP_SIZE):
+        assert list(searched(search, optimizer, 8, lambda point: 1.0)) == [Point(TABLE[optimizer].lr)]
 
 
 def test_the_papers_other_choices_are_in_the_grid():

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def measure(panel: Panel, folder: Path, data_dir: Path | None = None) -> dict[st
     Runs of a study are made on different days beside other work, so their own clocks compare nothing: time to a loss is
     steps to it times this.
     """
-    runs = {row.method: open_run(_timed(row), None, data_dir) for row in rows(panel, folder)}
+    runs = {row.method: partial(open_run, _timed(row), None, data_dir) for row in rows(panel, folder)}
     said = {
         "threads": panel.base.threads,
         "steps": TURN * TURNS,

@@ -35,7 +35,7 @@ OF_THE_FAMILY = ("decay_steps", "weight_decay", "on_nonfinite", "direction", *ST
 """What the methods of the family take beside their own numbers."""
 NEVER_STORED = {"self", "model", "batches", "on_cycle", "pairs", "reject", "storage", *RESERVED}
 
-NAMED = ("task", "data", "model", "optimizer", "lr", "options", "seed")
+NAMED = ("task", "problem", "data", "model", "optimizer", "lr", "options", "seed")
 """Settings that every command and table names; the others are named where they differ from the usual."""
 
 
@@ -166,14 +166,14 @@ def command(config: RunConfig, seeds: Sequence[int]) -> str:
     'for seed in 0 1; do adaqn train --task char-lm --optimizer adam --lr 0.01 --hidden 20 --seed "$seed"; done'
     """
     words = ["adaqn", "train", "--task", config.task]
-    for name in ("data", "model"):
+    for name in ("problem", "data", "model"):
         if getattr(config, name) != getattr(RunConfig(), name):
             words += [f"--{name}", getattr(config, name)]
     words += ["--optimizer", config.optimizer]
     words += [] if config.lr is None else ["--lr", repr(config.lr)]
     for name, value in sorted(own_options(config.optimizer, config.options).items()):
         words += ["--option", f"{name}={option_text(value)}"]
-    usual = RunConfig(config.task, model=config.model).complete()
+    usual = RunConfig(config.task, config.problem, config.data, model=config.model).complete()
     for name in (f.name for f in fields(RunConfig) if f.name not in NAMED):
         value = getattr(config, name)
         if value is not None and value != getattr(usual, name):

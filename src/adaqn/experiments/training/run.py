@@ -48,6 +48,8 @@ class Run:
 
     counts_evaluations = False
     """Is ``step`` the number of evaluations, of which a step of the optimizer may have several?"""
+    blocking = False
+    """Does a step of the optimizer end only when the run does?"""
 
     def __init__(
         self, config: RunConfig, folder: Path | None = None, data_dir: Path | None = None, team: Team = ALONE

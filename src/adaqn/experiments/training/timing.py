@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from adaqn.experiments.training.run import Run, subnormals_flushed
@@ -21,7 +21,7 @@ TURN = 20
 TURNS = 7
 WHOLE_RUN = 900
 """Evaluations of a run on the whole batch that is timed: slices of a minimisation may be longer than a turn."""
-SINGLE_CALL = 150
+SINGLE_CALL = 80
 """Of one that ends in a single call."""
 
 
@@ -76,20 +76,21 @@ def _advance(run: Run, steps: int) -> None:
         run.advance()
 
 
-def side_by_side(runs: Mapping[str, Run]) -> dict[str, list[float]]:
+def side_by_side(make: Mapping[str, Callable[[], Run]]) -> dict[str, list[float]]:
     """Milliseconds of a step in each turn, by name.
 
-    All take turns in one process, some steps each, so that whatever disturbs the machine disturbs them alike.
+    All take turns in one process, some steps each, so that whatever disturbs the machine disturbs them alike. A run
+    that ends in a single call is made anew for every turn.
     """
+    runs = {name: make_run() for name, make_run in make.items()}
     turns: dict[str, list[float]] = {name: [] for name in runs}
     with subnormals_flushed():  # as in training
         for run in runs.values():
             _advance(run, WARM_UP)
         for _ in range(TURNS):
             for name, run in runs.items():
-                turns[name] += _turn(run)
-    # What ends in a single call has had all its time in the warm-up.
-    return {name: found or [runs[name].seconds / runs[name].step * 1e3] for name, found in turns.items()}
+                turns[name] += _turn(make[name]() if run.blocking else run)
+    return turns
 
 
 def _turn(run: Run) -> list[float]:
