@@ -89,6 +89,22 @@ def test_a_resumed_run_has_the_same_bits(tmp_path, optimizer):
     same_run(whole, run_one(config, tmp_path / "stopped"))
 
 
+@pytest.mark.parametrize("optimizer", ["hf", "kfac"])
+def test_hessian_free_and_kfac_fit_an_autoencoder_and_resume_with_the_same_bits(tmp_path, optimizer):
+    config = RunConfig(task="fit", problem="autoencoder", limit=60, hidden=12, steps=60, optimizer=optimizer)
+    whole = run_one(config, tmp_path / "whole")
+    assert whole.metrics[-1]["test_loss"] < whole.metrics[0]["test_loss"]
+    assert whole.metrics[-1]["step"] == 60
+
+    def interrupt(progress):
+        if progress.step >= 20:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_one(config, tmp_path / "stopped", None, interrupt)
+    same_run(whole, run_one(config, tmp_path / "stopped"))
+
+
 def test_an_optimizer_that_asks_for_nothing_more_ends_the_run():
     run = open_run(replace(SMALL, steps=80))
     with torch.no_grad():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +21,7 @@ from adaqn.experiments.optimizers import entry
 from adaqn.experiments.results.report import write_report
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.storage import json_text, write_json
+from adaqn.experiments.training.whole_settings import is_whole
 
 
 @run_options("seed", epochs=4.0, evaluations=4)
@@ -35,6 +37,8 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Several optimizers on one task, side by side: a table, figures and a report. Finished runs are reused."""
+    if is_whole(base.task):
+        base = replace(base, epochs=1.0, evaluations=1)  # the defaults here are for batches that change
     comparison = one_panel(base, parse_optimizers(optimizers))
     planned = plan(comparison, seeds)
     labels = [p.variant.optimizer + (f" seed {p.config.seed}" if seeds > 1 else "") for p in planned]
@@ -47,7 +51,8 @@ def compare(
     if as_json:
         print(json_text({"rows": rows, "figures": [str(path) for path in figures], "report": str(page)}, indent=2))
         return
-    table = Table(title=f"{base.task} on {base.data}, {base.model}: test loss in {rows[0]['unit']}")
+    loss = "loss" if is_whole(base.task) else "test loss"
+    table = Table(title=f"{base.task} on {base.problem or base.data}, {base.model}: {loss} in {rows[0]['unit']}")
     for name in ("optimizer", "lr", "test loss", "spread", "valid loss", "seconds", "stored / skipped / rejected"):
         table.add_column(name, justify="left" if name == "optimizer" else "right")
     for row in rows:
@@ -84,7 +89,16 @@ def one_panel(base: RunConfig, optimizers: list[tuple[str, float | None]]) -> Co
         variants.append(Variant(f"{name}:{lr!r}", name, f"{entry(name).label} (lr {lr!r})", lr=lr))
     panel = Panel("", base, tuple(variants))
     views = (View(), View(against="seconds"))
-    return Comparison("compare", f"{base.task} · {base.data} · {base.model}", (panel,), views)
+    return Comparison("compare", f"{base.task} · {base.problem or base.data} · {base.model}", (panel,), views)
+
+
+def rounded(value: float) -> float:
+    """Four decimals, or three digits where those would be none.
+
+    >>> rounded(1.23456), rounded(0.0000123456)
+    (1.2346, 1.23e-05)
+    """
+    return round(value, 4) if not abs(value) < 0.001 else float(f"{value:.3g}")
 
 
 def summary(curves: list[Curve]) -> list[dict[str, Any]]:
@@ -97,9 +111,9 @@ def summary(curves: list[Curve]) -> list[dict[str, Any]]:
             {
                 "optimizer": entry(curve.variant.optimizer).label,
                 "lr": curve.variant.lr,
-                "test": round(test["mean"], 4),
-                "spread": round(test["high"] - test["low"], 4) if len(finals) > 1 else "–",
-                "valid": round(spread([final["valid_loss"] for final in finals])["mean"], 4),
+                "test": rounded(test["mean"]),
+                "spread": rounded(test["high"] - test["low"]) if len(finals) > 1 else "–",
+                "valid": rounded(spread([final["valid_loss"] for final in finals])["mean"]),
                 "seconds": round(statistics.fmean(run.result["seconds"] for run in curve.runs), 1),
                 "cycles": "–" if cycles is None else "/".join(map(str, cycles.values())),
                 "seeds": len(finals),

@@ -13,27 +13,36 @@ from rich.table import Table
 
 from adaqn.experiments.commands.compare import parse_optimizers
 from adaqn.experiments.commands.display import count_bars, figure_bar, print_costs
-from adaqn.experiments.commands.options import AsJson, DataDir, Device, Threads, Workers
+from adaqn.experiments.commands.options import AsJson, DataDir, Device, DtypeName, Threads, Workers
 from adaqn.experiments.comparison import panels
 from adaqn.experiments.comparison.panels import Comparison, Planned
 from adaqn.experiments.comparison.plots import draw_comparison
 from adaqn.experiments.comparison.summary import summary_rows
 from adaqn.experiments.errors import UserError
+from adaqn.experiments.figures.pinn import RIVALS, draw_pinn, pinn_spec
 from adaqn.experiments.figures.specs import FIGURES, PLAIN, figure_spec
 from adaqn.experiments.figures.tuning_file import key, packaged, search_panel, tuned_by
+from adaqn.experiments.results.report import write_report
+from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.folder import finished, folder_name
 from adaqn.experiments.training.opening import open_run
 from adaqn.experiments.training.storage import json_text, write_json
 from adaqn.experiments.training.timing import Cost, cost_of
+from adaqn.experiments.training.whole_settings import EVALUATIONS, PROBLEMS
+
+PINN = "pinn"
 
 
 def figure(
-    name: Annotated[str, typer.Argument(help="One of: " + ", ".join(FIGURES))],
+    name: Annotated[str, typer.Argument(help="One of: " + ", ".join((*FIGURES, PINN)))],
     scale: Annotated[str, typer.Option(help="quick: minutes on two cores. paper: the paper's own setting.")] = "quick",
     seeds: Annotated[int, typer.Option(help="Runs of each curve, with seeds 0, 1, ...")] = 3,
     panel: Annotated[list[str] | None, typer.Option(help="Only panels with this in their title; may repeat.")] = None,
     optimizers: Annotated[str | None, typer.Option(help="Other curves than the paper's: names with commas.")] = None,
     epochs: Annotated[float | None, typer.Option(help="Other than the scale's own.")] = None,
+    problem: Annotated[str, typer.Option(help="Of pinn: " + ", ".join(PROBLEMS["pinn"]))] = "burgers",
+    steps: Annotated[int, typer.Option(help="Of pinn: evaluations of each run.")] = EVALUATIONS,
+    dtype: Annotated[DtypeName, typer.Option(help="Of pinn: precision of weights and points.")] = DtypeName["float32"],
     tune: Annotated[
         bool,
         typer.Option(
@@ -55,7 +64,18 @@ def figure(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """One figure of the paper, or of a claim in its text: every curve a mean over seeds with its range."""
+    """One figure of the paper, or of a claim in its text: every curve a mean over seeds with its range.
+
+    pinn is an equation: its solution, the error of the best network, and loss and error of all rivals.
+    """
+    if name == PINN:
+        refuse_for_pinn(scale != "quick" or bool(panel) or epochs is not None or tune or tuning is not None)
+        base = RunConfig(
+            task="pinn", problem=problem, steps=steps, dtype=dtype.value, schedule="cosine", threads=threads,
+            device=device,
+        )  # fmt: skip
+        pinn_figure(base, optimizers or RIVALS, seeds, only_estimate, workers, out, data_dir, as_json)
+        return
     spec = panels.with_sizes(figure_spec(name, scale), epochs=epochs, threads=threads, device=device)
     if optimizers:
         spec = panels.with_optimizers(spec, PLAIN, [optimizer for optimizer, _ in parse_optimizers(optimizers)])
@@ -94,6 +114,44 @@ def figure(
         return
     print_rows(rows, spec)
     say("figures: " + ", ".join(str(file) for file in files), as_json)
+
+
+def refuse_for_pinn(asked: bool) -> None:
+    if asked:
+        raise UserError("pinn has its own sizes: leave out --scale, --panel, --epochs, --tune and --tuning")
+
+
+def pinn_figure(
+    base: RunConfig, optimizers: str, seeds: int, only_estimate: bool, workers: int, out: Path, data_dir: Path | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Run what is missing, draw; step sizes are those that were given, or the optimizers' own."""
+    spec = pinn_spec(base, parse_optimizers(optimizers))
+    planned = panels.plan(spec, seeds)
+    if only_estimate:
+        print_costs(estimate(planned, out, data_dir), workers, Console(quiet=as_json))
+        return
+    with figure_bar(len(planned), quiet=as_json) as told:
+        curves = panels.run_planned(planned, out, workers, data_dir, told)
+    over = f"mean and range of {seeds} seeds" if seeds > 1 else "one seed"
+    files = draw_pinn(spec, curves, out / spec.name, f"{over}; maps of the smallest error")
+    rows = summary_rows(curves)
+    write_json((out / spec.name).with_suffix(".json"), rows)
+    page = write_report(out)
+    if as_json:
+        print(json_text({"rows": rows, "figures": [str(file) for file in files], "report": str(page)}, indent=2))
+        return
+    table = Table(title=spec.title)
+    for column in ("optimizer", "lr", "loss", "error", "seconds"):
+        table.add_column(column, justify="left" if column == "optimizer" else "right")
+    for row in sorted(
+        rows, key=lambda row: (row["test_loss"]["mean"] != row["test_loss"]["mean"], row["test_loss"]["mean"])
+    ):
+        loss, error = (f"{row[key]['mean']:.2e}" for key in ("test_loss", "test_error"))
+        table.add_row(row["curve"], f"{row['lr']:g}", loss, error, str(row["seconds"]))
+    Console().print(table)
+    say("figures: " + ", ".join(str(file) for file in files), as_json)
+    say(f"report: {page}", as_json)
 
 
 def search(

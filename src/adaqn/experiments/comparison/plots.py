@@ -20,6 +20,7 @@ from adaqn.experiments.comparison.panels import Comparison, Curve, Panel, View
 from adaqn.experiments.comparison.summary import over_seeds
 from adaqn.experiments.training.folder import Finished
 from adaqn.experiments.training.storage import write_atomically
+from adaqn.experiments.training.whole_settings import is_whole
 
 # Okabe and Ito's palette: told apart by colour-blind readers too. A name has the same colour in every figure.
 PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999"]
@@ -37,6 +38,8 @@ NAMES = {
     "test_loss": "test loss", "average_memory": "pairs in memory", "test_accuracy": "test accuracy",
     "epoch": "epoch", "seconds": "seconds of training",
 }  # fmt: skip
+WHOLE_NAMES = {"test_loss": "loss", "test_error": "error", "epoch": "evaluations"}
+"""The same where every batch is the whole one."""
 MARGIN = 0.04
 """Of the heights between the lowest and the highest that is shown."""
 DECADES_APART = 30.0
@@ -159,18 +162,19 @@ def draw_comparison(comparison: Comparison, curves: Sequence[Curve], stem: Path,
 
 def draw_panel(axes: Axes, shown: Sequence[Curve], panel: Panel, view: View) -> None:
     """One line per curve, with its last value beside its name."""
-    lines = []
+    lines, whole = [], is_whole(panel.base.task)
     for index, curve in enumerate(shown):
         drawn = line_of(curve.runs, curve.variant.label, view)
-        drawn = replace(drawn, label=f"{drawn.label}  {drawn.mean[-1]:.3f}")
+        drawn = replace(drawn, label=f"{drawn.label}  {drawn.mean[-1]:{'.2e' if whole else '.3f'}}")
         if curve.variant.options:  # one optimizer in several variants
             drawn = replace(drawn, colour=PALETTE[index % len(PALETTE)])
         lines.append(drawn)
     draw(axes, lines, best=(lambda value: -value) if view.metric == "test_accuracy" else (lambda value: value))
     unit = f" ({shown[0].runs[0].result['unit']})" if view.metric == "test_loss" else ""
-    name_axes(axes, NAMES[view.against], NAMES[view.metric] + unit, panel.title)
+    names = {**NAMES, **WHOLE_NAMES} if whole else NAMES
+    name_axes(axes, names[view.against], names[view.metric] + unit, panel.title)
     if view.metric == "test_loss":
-        frame(axes, lines)
+        frame(axes, lines, logarithmic=whole)
     elif view.metric == "average_memory":
         axes.set_ylim(bottom=0.0)
 

@@ -59,7 +59,7 @@ def _row(curve: Curve, lr: float, runs: list[Finished]) -> dict[str, Any]:
         "seconds": round(statistics.fmean(run.result["seconds"] for run in runs), 1),
         "command": command(RunConfig.from_json(first["config"]), [run.result["config"]["seed"] for run in runs]),
     }
-    for name in ("test_loss", "valid_loss", "test_accuracy", "average_memory"):
+    for name in ("test_loss", "valid_loss", "test_error", "test_accuracy", "average_memory"):
         if name in finals[0]:
             row[name] = spread([final[name] for final in finals])
     cycles = verdicts(finals)

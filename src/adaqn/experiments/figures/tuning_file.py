@@ -70,7 +70,7 @@ def key(panel: Panel) -> str:
 def base_json(panel: Panel) -> dict[str, Any]:
     """What the search was run on, without what it varied."""
     left_out = ("optimizer", "lr", "options", "seed", "threads", "device", "average")
-    return {name: value for name, value in panel.base.complete().to_json().items() if name not in left_out}
+    return {name: value for name, value in panel.base.complete().told().items() if name not in left_out}
 
 
 def tuned_by(path: Path) -> Tuned:

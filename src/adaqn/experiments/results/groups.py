@@ -116,9 +116,12 @@ def curves(group: Group) -> dict[str, Any]:
         "epoch": column("epoch")["mean"],
         "clock": column("seconds")["mean"],
         "loss": column("test_loss"),
+        "error": None,
         "memory": None,
         "verdicts": None,
     }
+    if all("test_error" in record for run in records for record in run):
+        drawn["error"] = column("test_error")
     if all("average_memory" in record for run in records for record in run):
         drawn["memory"] = column("average_memory", 1)  # nothing was averaged before the first step
     if all(name in record for run in records for record in run for name in VERDICTS):

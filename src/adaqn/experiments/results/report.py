@@ -12,9 +12,11 @@ from typing import Any
 import adaqn
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.results.groups import Group, describe
+from adaqn.experiments.results.maps import maps
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.folder import CONFIG, METRIC_ENTRIES, METRICS, Finished, finished
 from adaqn.experiments.training.storage import json_text, read_json, read_lines, write_atomically
+from adaqn.experiments.training.whole_settings import is_whole
 
 NEEDED = {"config", "identity", "final", "best", "seconds", "steps", "unit", "data_sha256"}
 
@@ -48,7 +50,7 @@ def report_data(root: Path) -> dict[str, Any]:
     panels: dict[tuple[str, ...], list[Group]] = {}
     for group in group_by_seed(list(reversed(unique.values()))):
         config = group.config
-        key = (config.task, config.data, config.model, group.runs[0].result["unit"])
+        key = (config.task, subject(config), config.model, group.runs[0].result["unit"])
         panels.setdefault(key, []).append(group)
     return {
         "root": str(root),
@@ -57,11 +59,18 @@ def report_data(root: Path) -> dict[str, Any]:
         "runs": len(unique),
         "copies": len(runs) - len(unique),
         "panels": [
-            dict(zip(("task", "data", "model", "unit"), key, strict=True)) | {"groups": describe(groups)}
+            dict(zip(("task", "data", "model", "unit"), key, strict=True))
+            | {"whole": is_whole(key[0]), "maps": maps(groups), "groups": describe(groups)}
             for key, groups in sorted(panels.items())
         ],
         "unfinished": unfinished,
     }
+
+
+def subject(config: RunConfig) -> str:
+    """What a panel is about: its data, or the problem that is generated."""
+    known = [config.problem, None if config.problem and config.data == "embedded" else config.data]
+    return ", ".join(name for name in known if name)
 
 
 def collect(root: Path) -> tuple[list[Finished], list[dict[str, str]]]:

@@ -168,7 +168,7 @@ class CurveSearch:
 def begun(storage: RDBStorage, name: str, base: RunConfig) -> optuna.Study:
     """The study of that name, new or to be gone on with."""
     study = optuna.create_study(storage=storage, study_name=name, direction="minimize", load_if_exists=True)
-    now, before = base.to_json(), study.user_attrs.get("base", base.to_json())
+    now, before = base.told(), study.user_attrs.get("base", base.told())
     changed = [key for key in now if now[key] != before.get(key) and key not in ("lr", "threads", "device")]
     if changed:
         raise UserError(
