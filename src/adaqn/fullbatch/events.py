@@ -59,6 +59,8 @@ class Counters:
 class WholeStats:
     """Totals since the optimizer was made; they are saved with its state."""
 
+    steps: int
+    """Calls of ``step``."""
     iterations: int
     evaluations: int
     stored: int
