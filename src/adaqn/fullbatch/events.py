@@ -102,6 +102,11 @@ class Iteration:
     search: str
     """How the search ended."""
 
+    @property
+    def cycle(self) -> int:
+        """The same as ``step``, by the name that logs of cycles know."""
+        return self.step
+
     def as_dict(self) -> dict[str, float]:
         """Plain numbers by name, for any log."""
         values = {
