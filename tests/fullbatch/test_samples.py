@@ -120,6 +120,26 @@ def test_a_new_sample_at_every_call_is_hopeless_and_said(search):
 
 
 @pytest.mark.parametrize("search", EVERY_SEARCH)
+def test_a_new_sample_whose_loss_is_not_finite_ends_the_step_and_keeps_the_pairs(search):
+    problem = Sampled()
+    opt = plain(problem.parameters(), line_search_fn=search, lr=1.0 if search else 0.2, max_iter=3)
+    opt.step(lambda: problem.closure(opt))
+    before, pairs, calls = flat(problem.parameters()).detach().clone(), opt.stats.pairs, problem.calls
+
+    def closure():
+        loss = problem.closure(opt)
+        if problem.calls == calls + 2:
+            opt.resampled()
+        return loss * torch.nan if problem.calls > calls + 1 else loss
+
+    with pytest.warns(UserWarning, match="not finite, so the weights stay as they are"):
+        opt.step(closure)
+    assert torch.equal(flat(problem.parameters()).detach(), before)
+    assert (opt.stats.nonfinite, opt.stats.restarts) == (1, 0)
+    assert opt.stats.pairs >= pairs
+
+
+@pytest.mark.parametrize("search", EVERY_SEARCH)
 @pytest.mark.parametrize("make", [convex, network])
 def test_a_deterministic_loss_has_no_noise(search, make):
     problem = make()

@@ -92,7 +92,7 @@ def test_a_run_without_trouble_has_no_findings():
     problem.run(opt, 2)
     assert topics(opt) == []
     said = str(opt.explain())
-    assert f"LBFGS on Kronecker: {opt.stats.iterations} iterations, {problem.calls} evaluations" in said
+    assert f"LBFGS on KroneckerSecant: {opt.stats.iterations} iterations, {problem.calls} evaluations" in said
     assert f"loss in the last {opt.stats.iterations} iterations" in said
 
 

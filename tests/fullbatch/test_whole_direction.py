@@ -45,11 +45,22 @@ def test_gamma_is_of_the_newest_pair(scaling):
     """H0 as it was when the pair was stored: a step of one iteration, after which it has learnt nothing more."""
     problem = valley()
     opt = adaqn.LBFGS(problem.parameters(), scaling=scaling, max_iter=1, max_eval=30)
-    for _ in range(6):
+    for _ in range(8):
         opt.step(problem.closure(opt))
         _, H0, S, Y = dense_h(opt, 12)
-        expected = (S[-1] @ Y[-1]) / (Y[-1] @ H0 @ Y[-1])
-        assert abs(inside.number(opt, "gamma") - float(expected)) < 1e-10 * float(expected)
+        expected = float((S[-1] @ Y[-1]) / (Y[-1] @ H0 @ Y[-1]))
+        assert abs(inside.number(opt, "gamma") - expected) < 1e-10 * expected
+
+
+@pytest.mark.parametrize("lr", [1.0, 0.1, 0.02])
+@pytest.mark.parametrize("make", [valley, network])
+def test_without_a_search_gamma_follows_an_h0_that_turns(lr, make):
+    """With γ of an older H0 the second step of these runs went to losses of 1e3 and 1e12, and did not come back."""
+    problem = make()
+    opt = adaqn.LBFGS(problem.parameters(), lr=lr, line_search_fn=None, max_iter=40, scaling="kronecker")
+    before = problem.loss().item()
+    opt.step(problem.closure(opt))
+    assert problem.loss().item() < 0.5 * before
 
 
 def test_the_pairs_are_steps_and_changes_of_the_gradient():

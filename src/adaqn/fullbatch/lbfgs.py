@@ -26,9 +26,9 @@ class LBFGS(WholeGradient):
         w \leftarrow w - t\,H g, \qquad H = \mathrm{LBFGS}(\gamma H_0; S, Y), \qquad
         \gamma = \frac{s \cdot y}{y \cdot H_0 y}
 
-    with :math:`H_0` learnt from the pairs (:class:`adaqn.KroneckerSecant`), γ the largest over the last ten pairs, t
-    from a line search, s the step and y the change of the gradient along it. With ``scaling="kronecker"`` H0 is SOAP's
-    operator, learnt from the gradients; with ``scaling="identity"``, and γ of the newest pair, it is torch's L-BFGS to the
+    with :math:`H_0` learnt from the pairs (:class:`adaqn.KroneckerSecant`), γ of the newest pair, t from a line search,
+    s the step and y the change of the gradient along it. With ``scaling="kronecker"`` H0 is SOAP's operator, learnt
+    from the gradients. With ``scaling="identity"`` and ``line_search_fn="strong_wolfe"`` it is torch's L-BFGS, to the
     iterate. The loss must be the same function throughout a step; between steps see :meth:`resampled`.
 
     What torch's lacks: param groups, ``maximize``, frozen parameters, wide history of low-precision weights, several

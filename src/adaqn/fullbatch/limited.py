@@ -29,10 +29,6 @@ VECTORS = ("size", "dtype", "wide_weights", "waits")
 """What decides which vectors are kept."""
 
 
-GAMMAS = 10
-"""Pairs whose γ is remembered; with the identity it is that of the newest alone, as in torch's L-BFGS."""
-
-
 class ScaledH0:
     """γ·Λ^½ H0 Λ^½ with Λ = lrᵢ/max lr of the param groups."""
 
@@ -107,8 +103,6 @@ class LimitedMemory(Memory):
         self.count = sum(p.numel() * (2 if p.is_complex() else 1) for p in flat.params)
         """Numbers in all parameters, over all processes."""
         self.counters = Counters()
-        self.gammas = torch.zeros(1 if self.is_plain else GAMMAS, dtype=torch.float64)
-        self.shared["gammas"] = self.gammas
         self.scaled = ScaledH0(self.h0, self.counters, flat)
         self.frozen = {id(p) for p in flat.params if not p.requires_grad and p.grad is not None}
         """Parameters with a gradient set by hand: they stay here, with one or without (D26)."""
@@ -137,7 +131,6 @@ class LimitedMemory(Memory):
     def forget(self) -> None:
         """No pairs any more."""
         self.pairs.clear()
-        self.gammas.zero_()
         self.scaling.on_cleared()
 
     @property
@@ -173,6 +166,12 @@ class LimitedMemory(Memory):
 
     def direction(self, gradient: Tensor) -> Tensor:
         """−H·g, a new vector."""
+        if self.made_of["waits"] and len(self.pairs) and not self.scaling.learns_from_pairs:
+            # H0 has learnt since the pair was stored; without a search nothing else shortens a step for that.
+            slot = self.pairs.order[-1]
+            square = self.scaled.square(self.pairs.Y[slot].to(gradient.dtype))
+            sy, (y_h0_y,) = float(self.pairs.gram[slot, slot]), self.flat.settle(square.double().reshape(1)).tolist()
+            self.counters.gamma = sy / y_h0_y if is_usable(sy, y_h0_y) else self.counters.gamma
         out = torch.empty_like(gradient)
         return gram(gradient.clone(), self.pairs, self.scaled, out=out, reduce=self.flat.reduce).neg_()
 
@@ -202,13 +201,8 @@ class LimitedMemory(Memory):
             square = self.scaled.square(y)
         (y_h0_y,) = self.flat.settle(square.double().reshape(1)).tolist()
         if is_usable(sy, y_h0_y):
-            self._note_gamma(sy / y_h0_y)
+            self.counters.gamma = sy / y_h0_y
         return Outcome.STORED
-
-    def _note_gamma(self, gamma: float) -> None:
-        """γ ← the largest of the last pairs: a stiff direction alone must not shorten the steps in all the others."""
-        self.gammas[self.counters.stored % len(self.gammas)] = gamma
-        self.counters.gamma = float(self.gammas.max())
 
     def wait_for_gradient(self, s: Tensor, gradient: Tensor) -> None:
         """Keep a step and the gradient before it: the one behind it comes with the next call."""
@@ -270,7 +264,7 @@ def expected_of(scaling: Scaling, flat: FlatParameters, size: int, **vectors: An
         FORMAT,
         {name: rows for name, (rows, _, _) in vector_plan(scaling, size, **vectors).items()},
         tensor_layout(scaling, flat.for_scaling(scaling)),
-        {"gram": (size, size), "gammas": (1 if type(scaling) is Scaling else GAMMAS,)},
+        {"gram": (size, size)},
         number_names(scaling),
         ("loss",),
         {"pairs": size},

@@ -172,6 +172,10 @@ class Minimization:
             self.value, self.gradient = self.objective.here()
         except BudgetSpentError:
             raise Stop(BUDGET) from None
+        (size,) = self.objective.largest(self.gradient)
+        if not (math.isfinite(self.value) and math.isfinite(size)):
+            self.counters.nonfinite += 1
+            raise Stop(NOT_FINITE)
 
     def _step(self, *, last: bool) -> Step:
         """Along the first direction that leads down."""
