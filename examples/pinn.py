@@ -30,7 +30,7 @@ def residual(net: nn.Module, x: Tensor, t: Tensor) -> Tensor:
 
 def exact(x: Tensor, t: Tensor) -> Tensor:
     """The solution by Cole and Hopf: a quotient of two integrals."""
-    eta = torch.linspace(-8, 8, 801, dtype=torch.float64)
+    eta = torch.linspace(-8, 8, 401, dtype=torch.float64)
     y = math.pi * (x.double() - (4 * VISCOSITY * t.double()).sqrt() * eta)
     weights = torch.exp(-(eta**2) - y.cos() / (2 * math.pi * VISCOSITY))
     return (-(weights * y.sin()).sum(1, keepdim=True) / weights.sum(1, keepdim=True)).float()
@@ -46,7 +46,7 @@ def main(path: str, steps: int = 40, points: int = 1000) -> None:
     grid = torch.cartesian_prod(torch.linspace(-1, 1, 101), torch.linspace(0, 1, 51))
     solution = exact(grid[:, :1], grid[:, 1:])
 
-    opt = LBFGS(net.parameters(), max_iter=25)  # was torch.optim.LBFGS(net.parameters(), max_iter=25, ...)
+    opt = LBFGS(net.parameters(), max_iter=25, tolerance_change=0)  # was torch.optim.LBFGS(...)
 
     def closure() -> Tensor:
         opt.zero_grad()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adaqn import OLBFGS, RES, SQN, AdaQN, HessianProduct, Monitor, SdLBFGS
+from adaqn import BFGS, LBFGS, OLBFGS, RES, SQN, AdaQN, HessianProduct, Monitor, SdLBFGS
 from adaqn.baselines import KFAC, SFO, HessianFree
 from adaqn.experiments.training.stepping import take_step
 
@@ -51,6 +51,8 @@ class Method:
 
 METHODS = [
     Method("adaqn", lambda m: AdaQN(m.parameters(), lr=0.02, monitor=Monitor(m, loss_fn, batches()[0]))),
+    Method("lbfgs", lambda m: LBFGS(m.parameters(), max_iter=3), "closure"),
+    Method("bfgs", lambda m: BFGS(m.parameters(), max_iter=3), "closure"),
     Method("olbfgs", lambda m: OLBFGS(m.parameters(), lr=0.3, regularisation=0.1), "closure"),
     Method("res", lambda m: RES(m.parameters(), lr=0.3, delta=0.1), "closure"),
     Method("sdlbfgs", lambda m: SdLBFGS(m.parameters(), lr=0.1), "closure"),

@@ -64,6 +64,7 @@ def test_it_resumes_bit_for_bit(method: Method):
         assert torch.equal(weights(model), weights(resumed))
 
 
+@pytest.mark.filterwarnings("ignore:L?BFGS. the loss or the gradient is not finite")
 @EVERY
 def test_a_batch_with_a_nan_is_no_step(method: Method):
     model, opt = trained(method, 12)

@@ -47,12 +47,12 @@ def trained(make, dde, iterations=12):
 
 def test_burgers_to_a_small_error(dde):
     model, opt = trained(LBFGS, dde)
-    assert error_of(model) < 0.04  # 0.004 to 0.01 with seeds 0 to 4
+    assert error_of(model) < 0.04  # 0.002 to 0.009 with seeds 0 to 4
     assert model.train_state.step == 12  # an iteration of DeepXDE is a step of ours, with up to max_iter iterations
     assert 200 < opt.stats.iterations <= 300
     assert opt.stats.evaluations <= 12 * opt.param_groups[0]["max_eval"]
     assert opt.explain().is_well
-    # torch's was behind by 6 to 12 with those seeds
+    # torch's was behind by a factor of 7 or more with those seeds
     theirs, _ = trained(partial(torch.optim.LBFGS, line_search_fn="strong_wolfe"), dde)
     assert error_of(model) < 0.6 * error_of(theirs)
 

@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.tensorboard import SummaryWriter
 
 import inside
-from adaqn import OLBFGS, AdaQN, Outcome, PairOptions
+from adaqn import LBFGS, OLBFGS, AdaQN, Outcome, PairOptions
 from adaqn.integrations.cycle_log import CycleLog
 from adaqn.integrations.tensorboard import TensorBoardLogger
 from oracles import NoisyValley, Vector, as_printed, quiet, run
@@ -199,3 +199,25 @@ def test_a_fresh_run_leaves_the_curves_of_another_writer_in_its_folder(tmp_path)
     logger.flush()
     events = EventAccumulator(str(tmp_path)).Reload()
     assert [event.step for event in events.Scalars("loss")] == list(range(12))
+
+
+def test_iterations_of_whole_gradients_are_logged_like_cycles(tmp_path):
+    w, told = torch.nn.Parameter(torch.tensor([3.0, -1.0])), []
+    logs = [TensorBoardLogger(tmp_path), CycleLog(lambda values, step: told.append((step, values)), every=2)]
+    opt = LBFGS([w], max_iter=8, on_cycle=logs)
+
+    def closure():
+        opt.zero_grad()
+        loss = (w**2).sum() + (w**4).sum()
+        loss.backward()
+        return loss
+
+    opt.step(closure)
+    logs[0].flush()
+    n = opt.stats.iterations
+    assert n > 3
+    assert [step for step, _ in told] == list(range(2, n + 1, 2))
+    assert told[0][1]["adaqn/trials"] >= 1
+    (last_step, last_loss) = scalars(tmp_path)["adaqn/loss"][-1]
+    assert last_step == n
+    assert last_loss == pytest.approx(opt.stats.loss)

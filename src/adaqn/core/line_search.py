@@ -55,20 +55,22 @@ class Found:
 
 
 class LineSearch(Protocol):
-    """Finds a step length.
-
-    Args:
-        line: evaluates.
-        start: the trial at t = 0, whose slope is negative.
-        first: the first trial length, above 0.
-        budget: the most calls of ``line``.
-        noise: differences of values within it mean nothing.
-        resolution: the smallest difference of step lengths that is worth another trial.
-    """
+    """Finds a step length."""
 
     def __call__(
         self, line: Line, start: Trial, first: float, *, budget: int, noise: float = 0.0, resolution: float = 0.0
-    ) -> Found: ...
+    ) -> Found:
+        """From the start along the line.
+
+        Args:
+            line: evaluates.
+            start: the trial at t = 0, whose slope is negative.
+            first: the first trial length, above 0.
+            budget: the most calls of ``line``.
+            noise: differences of values within it mean nothing.
+            resolution: the smallest difference of step lengths that is worth another trial.
+        """
+        ...
 
 
 Steps = Generator[float, Trial, "Trial | None"]

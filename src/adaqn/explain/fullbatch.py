@@ -22,6 +22,7 @@ def explain_whole(stats: WholeStats, recent: Sequence[Iteration], name: str, met
     """All findings about those totals and the last iterations."""
     checks = (
         _no_step(stats),
+        _tolerance(stats),
         _not_finite(stats),
         _restarts(stats),
         _trials(recent),
@@ -56,6 +57,18 @@ def _no_step(stats: WholeStats) -> Finding | None:
         f"the last step ended because {stats.reason}",
         "this is as far as the precision of the loss goes: use float64, or stop here. If the loss is still large, the "
         "closure may not return the loss whose gradient it makes, or may be another function at every call",
+    )
+
+
+def _tolerance(stats: WholeStats) -> Finding | None:
+    name = "tolerance_grad" if "tolerance_grad" in stats.reason else "tolerance_change"
+    if name not in stats.reason:
+        return None
+    return Finding(
+        "tolerance",
+        NOTE,
+        f"the last step ended by {name}, which is absolute: it does not know how small the loss is",
+        f"if the loss should fall further, give {name}=0",
     )
 
 

@@ -59,6 +59,8 @@ class Counters:
 class WholeStats:
     """Totals since the optimizer was made; they are saved with its state."""
 
+    steps: int
+    """Calls of ``step``."""
     iterations: int
     evaluations: int
     stored: int
@@ -99,6 +101,11 @@ class Iteration:
     gamma: float
     search: str
     """How the search ended."""
+
+    @property
+    def cycle(self) -> int:
+        """The same as ``step``, by the name that logs of cycles know."""
+        return self.step
 
     def as_dict(self) -> dict[str, float]:
         """Plain numbers by name, for any log."""

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -42,6 +42,8 @@ OF_ALL = ("max_iter", "max_eval", "tolerance_grad", "tolerance_change", "history
 
 class WholeGradient(Optimizer):
     """A loop of directions and line searches; what a method is made of stands in its WholeMethod."""
+
+    needs: ClassVar[str] = "step(closure): the closure calls zero_grad() and backward(), returns the loss, is run often"
 
     def __init__(self, params: ParamsT, method: WholeMethod, defaults: dict[str, Any]) -> None:
         self._method = method
@@ -247,8 +249,8 @@ class WholeGradient(Optimizer):
         c = Counters() if memory is None else memory.counters
         sign = -1.0 if self._method.maximize else 1.0
         return WholeStats(
-            c.n_iter, c.func_evals, c.stored, c.skipped, c.restarts, c.nonfinite, 0 if memory is None else memory.knows,
-            sign * c.loss if c.has_loss else None, c.noise, self._reason,
+            c.calls, c.n_iter, c.func_evals, c.stored, c.skipped, c.restarts, c.nonfinite,
+            0 if memory is None else memory.knows, sign * c.loss if c.has_loss else None, c.noise, self._reason,
         )  # fmt: skip
 
     @property

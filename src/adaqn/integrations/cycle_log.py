@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from adaqn.core.checks import at_least_one
+from adaqn.fullbatch.events import Iteration
 from adaqn.optim.events import CycleEvent
 
 
@@ -17,7 +18,8 @@ class LogFunction(Protocol):
 
 
 class CycleLog:
-    """An ``on_cycle`` that gives :meth:`adaqn.CycleEvent.as_dict` to a function.
+    """An ``on_cycle`` that gives :meth:`adaqn.CycleEvent.as_dict` to a function; for whole gradients that of each
+    :class:`adaqn.Iteration`.
 
     Args:
         log: called as ``log(values, step=step)``, with the number of steps of the optimizer so far: a resumed run goes
@@ -43,6 +45,6 @@ class CycleLog:
             raise TypeError(f"log must be a function (values, step=...), such as mlflow.log_metrics; got {log!r}")
         self.log, self.every, self.prefix = log, at_least_one("every", every), prefix
 
-    def __call__(self, event: CycleEvent) -> None:
+    def __call__(self, event: CycleEvent | Iteration) -> None:
         if event.cycle % self.every == 0:
             self.log({self.prefix + name: value for name, value in event.as_dict().items()}, step=event.step)

@@ -6,6 +6,7 @@ import os
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from adaqn.fullbatch.events import Iteration
 from adaqn.integrations.cycle_log import CycleLog
 from adaqn.optim.events import CycleEvent
 
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
 
 
 class TensorBoardLogger:
-    """An ``on_cycle`` that writes one scalar per number of :meth:`adaqn.CycleEvent.as_dict`.
+    """An ``on_cycle`` that writes one scalar per number of :meth:`adaqn.CycleEvent.as_dict`, or of that of an
+    :class:`adaqn.Iteration`.
 
     The horizontal axis is the number of steps that the optimizer has made, which is saved with its state. Given a
     folder, a resumed run hides what an interrupted one has written there beyond the checkpoint, whoever wrote it; a
@@ -40,7 +42,7 @@ class TensorBoardLogger:
         self._cycles = CycleLog(self._write, every=every, prefix=prefix)
         self._resumed: bool | None = None
 
-    def __call__(self, event: CycleEvent) -> None:
+    def __call__(self, event: CycleEvent | Iteration) -> None:
         if self._resumed is None:
             self._resumed = event.cycle > 1
         self._cycles(event)
