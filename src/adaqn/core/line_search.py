@@ -92,18 +92,18 @@ def run(
         return trials.failed("the loss or its slope is not finite at the start")
     if not trials.start.slope < 0.0:
         return trials.failed("the loss does not fall along the direction")
-    try:
-        t = next(steps)
-        while True:
-            trial = trials.at(t)
-            if trial is None:
-                return trials.failed()
-            if accepts is not None and (met := accepts(trial)):
-                return Found(trial, True, met, trials.evaluations)
-            t = steps.send(trial)
-    except StopIteration as end:
-        accepted: Trial | None = end.value
-        return trials.failed() if accepted is None else Found(accepted, True, words, trials.evaluations)
+    trial: Trial | None = None
+    while True:
+        try:  # nothing but the search itself: a StopIteration of the closure is the user's
+            t = next(steps) if trial is None else steps.send(trial)
+        except StopIteration as end:
+            accepted: Trial | None = end.value
+            return trials.failed() if accepted is None else Found(accepted, True, words, trials.evaluations)
+        trial = trials.at(t)
+        if trial is None:
+            return trials.failed()
+        if accepts is not None and (met := accepts(trial)):
+            return Found(trial, True, met, trials.evaluations)
 
 
 class Trials:

@@ -22,6 +22,7 @@ def explain_whole(stats: WholeStats, recent: Sequence[Iteration], name: str, met
     """All findings about those totals and the last iterations."""
     checks = (
         _no_step(stats),
+        _idle(stats),
         _tolerance(stats),
         _not_finite(stats),
         _restarts(stats),
@@ -69,6 +70,18 @@ def _tolerance(stats: WholeStats) -> Finding | None:
         NOTE,
         f"the last step ended by {name}, which is absolute: it does not know how small the loss is",
         f"if the loss should fall further, give {name}=0",
+    )
+
+
+def _idle(stats: WholeStats) -> Finding | None:
+    if not stats.idle:
+        return None
+    return Finding(
+        "idle",
+        WARNING,
+        f"the last {times(stats.idle, 'step')} spent all evaluations and found no lower loss",
+        "give a larger max_eval. If that does not help: does the closure clear the gradients (opt.zero_grad()) before "
+        "backward(), and return the loss whose gradient it makes?",
     )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from adaqn.core.checks import choose
-from adaqn.core.full_matrix import UPDATES
+from adaqn.core.full_matrix import UPDATES, affordable
 from adaqn.core.line_search import LineSearch
 from adaqn.core.scaling import Scaling
 from adaqn.fullbatch.dense import FullMatrix
@@ -94,3 +94,4 @@ class BFGS(WholeGradient):
         )
         defaults = group_defaults(lr, max_iter, max_eval, tolerance_grad, tolerance_change, line_search_fn)
         super().__init__(params, method, defaults)
+        affordable(max(1, sum(p.numel() * (2 if p.is_complex() else 1) for p in self._trained())))

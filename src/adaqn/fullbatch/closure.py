@@ -115,17 +115,18 @@ class Evaluations:
 
 
 def takes_seed(closure: Closure) -> bool:
-    """Has it an argument of that name, and is it free?
+    """Has it an argument of that name that must be given? One with a default is the user's own business.
 
-    >>> takes_seed(lambda seed: 0.0), takes_seed(lambda: 0.0)
-    (True, False)
+    >>> takes_seed(lambda seed: 0.0), takes_seed(lambda: 0.0), takes_seed(lambda seed=3: 0.0)
+    (True, False, False)
     """
     if "seed" in getattr(closure, "keywords", ()):  # of functools.partial
         return False
     try:
-        return "seed" in inspect.signature(closure).parameters
+        seed = inspect.signature(closure, follow_wrapped=False).parameters.get("seed")
     except (TypeError, ValueError):  # some callables written in C have no signature
         return False
+    return seed is not None and seed.default is seed.empty and seed.kind is not seed.POSITIONAL_ONLY
 
 
 def checked(returned: Any) -> float:

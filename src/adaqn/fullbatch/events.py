@@ -29,6 +29,12 @@ class Counters:
     """Evaluations whose loss or gradient was not finite."""
     gamma: float = 1.0
     """The factor of H0."""
+    has_scale: int = 0
+    """Has a pair of these parameters told it?"""
+    shorter: float = 0.0
+    """The first length of the next search, where a budget ended the last one before it found a lower loss."""
+    idle: int = 0
+    """Steps in a row in which the weights did not move though they should have."""
     difference: float = 0.0
     """Between the last two losses of the same weights."""
     noise: float = 0.0
@@ -77,6 +83,8 @@ class WholeStats:
     """By how much losses of the same weights differ, as far as it was seen."""
     reason: str
     """Why the last step ended."""
+    idle: int = 0
+    """Steps in a row that spent their budget of evaluations and found no lower loss."""
 
 
 @dataclass(frozen=True)

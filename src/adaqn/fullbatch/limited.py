@@ -139,7 +139,7 @@ class LimitedMemory(Memory):
 
     @property
     def has_scale(self) -> bool:
-        return self.counters.stored > 0
+        return bool(self.counters.has_scale)
 
     @property
     def is_plain(self) -> bool:
@@ -161,7 +161,7 @@ class LimitedMemory(Memory):
 
     def see(self, gradient: Tensor, present: list[int]) -> None:
         """H0 learns from the gradient at the point from which the next step is made."""
-        if not (self.scaling.learns_from_pairs and self.counters.stored):
+        if not (self.scaling.learns_from_pairs and self.counters.has_scale):
             self.show_vector_to_h0(gradient, present)
 
     def direction(self, gradient: Tensor) -> Tensor:
@@ -201,7 +201,7 @@ class LimitedMemory(Memory):
             square = self.scaled.square(y)
         (y_h0_y,) = self.flat.settle(square.double().reshape(1)).tolist()
         if is_usable(sy, y_h0_y):
-            self.counters.gamma = sy / y_h0_y
+            self.counters.gamma, self.counters.has_scale = sy / y_h0_y, 1
         return Outcome.STORED
 
     def wait_for_gradient(self, s: Tensor, gradient: Tensor) -> None:

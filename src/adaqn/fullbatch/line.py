@@ -65,10 +65,13 @@ class Line:
         self.objective, self.origin, self.direction = objective, origin, direction
         self.point = torch.empty_like(origin)
         self.at: float = 0.0
+        self.shortest = math.inf
+        """Of the lengths tried."""
         self.sample = objective.sample.number
 
     def __call__(self, t: float) -> Trial:
         self.move(t)
+        self.shortest = min(self.shortest, t)
         value, gradient = self.objective.here()
         if self.objective.sample.number != self.sample:
             raise ResampledError

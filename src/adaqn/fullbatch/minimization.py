@@ -20,6 +20,8 @@ from adaqn.parameters.flat import FlatParameters
 
 FIRST_STEP = 1e-3
 """How far the first trial moves the weight that moves farthest, before any pair has told a scale; times lr."""
+SHORTER = 0.1
+"""Of the shortest length that was tried when a budget ended a search: the first one of the next."""
 MOST_RESAMPLED = 3
 """New samples in the middle of a search, in a row, after which it is hopeless."""
 
@@ -180,7 +182,9 @@ class Minimization:
     def _step(self, *, last: bool) -> Step:
         """Along the first direction that leads down."""
         reason = "no direction leads down"
-        for direction, first in self._directions():
+        c = self.counters
+        for direction, usual in self._directions():
+            first = min(usual, c.shorter) if c.shorter else usual
             (slope,) = self.objective.products((self.gradient, direction))
             if not slope < 0.0:
                 continue
@@ -197,14 +201,17 @@ class Minimization:
                 line.move(0.0)
                 raise
             if found.trial.t > 0.0:
+                c.shorter, c.idle = 0.0, 0
                 outcome, moved = self._take(line, found.trial, slope)
                 if not found.success and self.evaluations.left > 0 and self.objective.nonfinite == walls:
                     # What is known of the curvature misleads; before a wall it need not.
                     self._start_again()
                 return found, outcome, moved
             line.move(0.0)
-            if self.evaluations.left <= 0:
+            if self.evaluations.left <= 0:  # the next step goes on where this one was cut off
+                c.shorter, c.idle = SHORTER * line.shortest, c.idle + 1
                 raise Stop(BUDGET)
+            c.shorter = 0.0
             reason = f"the search found no lower loss along the gradient itself: {found.reason}"
         raise Stop(reason)
 
@@ -233,7 +240,18 @@ class Minimization:
     def _search(self, line: Line, start: Trial, first: float, search: LineSearch) -> Found:
         (longest,) = self.objective.largest(line.direction)
         resolution = self.limits.tolerance_change / longest if longest else 0.0
-        return search(line, start, first, budget=self.evaluations.left, noise=self.noise, resolution=resolution)
+        budget = self.evaluations.left
+        try:
+            found = search(line, start, first, budget=budget, noise=self.noise, resolution=resolution)
+        except BudgetSpentError:
+            raise RuntimeError(
+                f"the line search evaluated more often than its budget of {budget}: it must return by then"
+            ) from None
+        if not isinstance(found, Found) or (found.trial.t > 0.0 and found.trial.gradient is None):
+            raise TypeError(
+                f"the line search must return a Found with one of the trials that it was given, and returned {found!r}"
+            )
+        return found
 
     def _take(self, line: Line, trial: Trial, slope: float) -> tuple[Outcome, float]:
         """Go to the point that a search has found, and learn the pair: (what became of it, how far it was)."""

@@ -82,7 +82,13 @@ class WholeGradient(Optimizer):
     def _minimize(self, memory: LimitedMemory | None, evaluations: Evaluations, limits: Limits) -> None:
         self._count_for_callers(memory)
         sample = self._sample.number
-        loss = evaluations(memory.flat if memory is not None else self._method.flat(self._parameters()))
+        try:
+            loss = evaluations(memory.flat if memory is not None else self._method.flat(self._parameters()))
+        except BaseException as error:
+            self._reason = f"{type(error).__name__} was raised in it"
+            if memory is not None:
+                memory.counters.func_evals += evaluations.count
+            raise
         memory = self._memory_of(self._trained())  # a gradient may have come with the first call
         if memory is None:
             self._reason = "no parameter requires a gradient, so nothing is trained: unfreeze what should be"
@@ -180,9 +186,10 @@ class WholeGradient(Optimizer):
             return None
         new = self._method.memory(params)
         if old is not None:
-            new.counters = replace(old.counters, has_loss=0, pending=0)
+            new.counters = replace(old.counters, has_loss=0, pending=0, has_scale=0, shorter=0.0)
             new.scaled.counters = new.counters
-            new.take_h0(old.flat, old.h0_by_parameter())
+            if not new.scaling.learns_from_pairs:  # no pair has told it about the newcomers
+                new.take_h0(old.flat, old.h0_by_parameter())
             warn(
                 f"the trainable parameters changed (from {len(old.flat.params)} tensors to {len(params)}): the "
                 "curvature history restarts; H0 keeps what it knows of those that stay"
@@ -250,7 +257,7 @@ class WholeGradient(Optimizer):
         sign = -1.0 if self._method.maximize else 1.0
         return WholeStats(
             c.calls, c.n_iter, c.func_evals, c.stored, c.skipped, c.restarts, c.nonfinite,
-            0 if memory is None else memory.knows, sign * c.loss if c.has_loss else None, c.noise, self._reason,
+            0 if memory is None else memory.knows, sign * c.loss if c.has_loss else None, c.noise, self._reason, c.idle,
         )  # fmt: skip
 
     @property
@@ -339,7 +346,7 @@ class WholeGradient(Optimizer):
         memory, ours = None, set(empty)
         if entries:
             memory = self._method.memory([params[i] for i in entries])
-            ours = own_names(memory)
+            ours = own_names(memory) | {name for entry in entries.values() for name in entry if is_ours(name)}
             check_entries(
                 [{name: v for name, v in entry.items() if name in ours} for entry in entries.values()],
                 memory.flat,
@@ -357,3 +364,11 @@ class WholeGradient(Optimizer):
         super().__setstate__(state)
         if "_memory" in state:  # a copy, not the loading of a state_dict
             self._show_state()
+
+
+def is_ours(name: Any) -> bool:
+    """Does a name of this kind stand for a part of some method here, and never for a stranger's note?"""
+    return isinstance(name, str) and (name in ("gram", "matrix", "master") or name.startswith(PREFIXES))
+
+
+PREFIXES = ("scaling_", "pairs_", "pending_")
