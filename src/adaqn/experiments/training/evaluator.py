@@ -63,7 +63,7 @@ class Evaluator:
         return loss.detach()
 
     def forget(self) -> None:
-        """What comes is of other data: no loss so far compares with it. The weights stay until another loss is known."""
+        """What comes is of other data: no loss so far compares with it. The weights stay until the next loss."""
         self.lowest, self.gradients = math.inf, []
 
     def graph(self) -> tuple[Tensor, Tensor]:

@@ -26,6 +26,8 @@ from adaqn.fullbatch.optimizer import WholeGradient
 
 MEASUREMENTS = 100
 """In the whole run, times ``evaluations``."""
+RESAMPLED_MEASUREMENTS = 25
+"""The same where each costs an evaluation of four times as many points."""
 NOISE_SAMPLES = 20
 """Of which the noise at the end of a resampled run is measured."""
 UNSEEN = 2**31 + 1
@@ -49,7 +51,8 @@ class WholeRun(Run):
     ) -> None:
         super().__init__(config, folder, data_dir, team)
         self.blocking = entry(self.config.optimizer).blocking
-        self.every = max(1, self.total // (MEASUREMENTS * self.config.evaluations))
+        measurements = MEASUREMENTS if not self.config.resample else RESAMPLED_MEASUREMENTS
+        self.every = max(1, self.total // (measurements * self.config.evaluations))
         self.batch = self.task.batch(0)
         self.sample = 0
         self.twin = self.task.model()
@@ -61,6 +64,7 @@ class WholeRun(Run):
         self._since = 0.0
 
     def forward(self) -> tuple[Tensor, Tensor]:
+        self._take_sample()
         x, target = self.batch
         output = self.model(x, None)
         loss = self.task.losses(output, target).mean()
@@ -76,6 +80,7 @@ class WholeRun(Run):
 
     def _advance(self, stops: bool) -> bool:
         before = self.evaluator.count
+        self._take_sample()
         self.set_step_size()
         with self._timed(), suppress(SpentError):
             self._take_step()
@@ -106,8 +111,8 @@ class WholeRun(Run):
             group["max_eval"] = min(usual, left + int(self.evaluator.is_known()))
 
     def _take_sample(self) -> None:
-        """The sample that is due; optimizers that want to know of it are told."""
-        number = self.evaluator.count // self.config.resample
+        """The sample that is due, before the evaluation that needs it; optimizers that want to know of it are told."""
+        number = self.evaluator.count // self.config.resample if self.config.resample else 0
         if number == self.sample:
             return
         self.sample, self.batch = number, self.task.sample(number)
@@ -143,8 +148,6 @@ class WholeRun(Run):
             self.step = step
             self.measure()
         self.step = reached
-        if self.config.resample:
-            self._take_sample()
         if self.blocking and self._inside:
             if self._listener is not None and self.step < self.total:
                 self._listener(Progress(self.step, self.total, self.evaluator.lowest))
@@ -206,7 +209,8 @@ class WholeRun(Run):
             super().save()
 
     def more_state(self) -> dict[str, Any]:
-        return {"evaluator": self.evaluator.state(), "stopped_at": self.stopped_at}
+        kept = {"evaluator": self.evaluator.state(), "stopped_at": self.stopped_at}
+        return {**kept, "sample": self.sample} if self.config.resample else kept
 
     def load_more(self, state: dict[str, Any]) -> None:
         if "evaluator" not in state:
@@ -214,5 +218,5 @@ class WholeRun(Run):
         self.evaluator.load(state["evaluator"])
         self.stopped_at = state["stopped_at"]
         if self.config.resample:
-            self.sample = self.evaluator.count // self.config.resample
+            self.sample = state["sample"]
             self.batch = self.task.sample(self.sample)
