@@ -65,6 +65,8 @@ class Line:
         self.objective, self.origin, self.direction = objective, origin, direction
         self.point = torch.empty_like(origin)
         self.at: float = 0.0
+        self.last: Trial | None = None
+        """The newest trial that was finite."""
         self.sample = objective.sample.number
 
     def __call__(self, t: float) -> Trial:
@@ -76,7 +78,8 @@ class Line:
         trial = Trial(t, value, slope, gradient)
         if not trial.finite:
             self.objective.nonfinite += 1
-            trial = Trial(t, math.inf, math.nan)  # its gradient is of no use to anybody
+            return Trial(t, math.inf, math.nan)  # its gradient is of no use to anybody
+        self.last = trial
         return trial
 
     def move(self, t: float) -> None:

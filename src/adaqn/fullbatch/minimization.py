@@ -204,6 +204,7 @@ class Minimization:
                 return found, outcome, moved
             line.move(0.0)
             if self.evaluations.left <= 0:
+                self._learn_without_going(line, slope)
                 raise Stop(BUDGET)
             reason = f"the search found no lower loss along the gradient itself: {found.reason}"
         raise Stop(reason)
@@ -245,6 +246,15 @@ class Minimization:
         outcome = self.model.offer(s, y, along_the_line(trial.t, slope))
         self.value, self.gradient = trial.value, trial.gradient
         return outcome, moved
+
+    def _learn_without_going(self, line: Line, slope: float) -> None:
+        """The budget has ended a search that found nothing lower. Its last trial is a pair all the same, and tells how
+        much shorter the next step along such a direction should be; without it the next call would try the same.
+        """
+        trial = line.last
+        if trial is not None and trial.gradient is not None:
+            y = trial.gradient - self.gradient
+            self.model.offer(trial.t * line.direction, y, along_the_line(trial.t, slope))
 
     def _fixed(self, line: Line, t: float, slope: float, *, last: bool) -> Step:
         """Without a search; the last step of a call waits for the gradient that the next call brings."""

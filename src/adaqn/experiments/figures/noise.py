@@ -15,9 +15,9 @@ from adaqn.experiments.comparison.panels import Comparison, Curve, Panel, Varian
 from adaqn.experiments.comparison.summary import spread, summary_rows
 from adaqn.experiments.training.config import RunConfig
 
-POINTS = (2_000, 1_000, 500, 250, 100)
+POINTS = (2_000, 500, 250, 100)
 """Per sample; before the first of them, as many that stay."""
-EVERY = (20, 5)
+EVERY = (20, 2)
 """Evaluations of a sample."""
 VARIANTS = (
     Variant("lbfgs", "adaqn-lbfgs", "L-BFGS (adaQN)"),
