@@ -27,6 +27,11 @@ VARIANTS = (
     Variant("adaqn", "adaqn", "adaQN"),
 )
 STYLES = {"lbfgs": "o-", "damped": "s--", "torch": "v-", "soap": "D-", "adaqn": "^:"}
+ROWS = {
+    "test_loss": "loss, on points for all",
+    "test_error": "relative L2 error",
+    "noise": "|Δloss|/loss of a new sample",
+}
 
 
 def noise_spec(base: RunConfig, points: Sequence[int] = POINTS, every: Sequence[int] = EVERY) -> Comparison:
@@ -57,26 +62,23 @@ def noise_rows(curves: Sequence[Curve]) -> list[dict[str, Any]]:
 
 
 def draw_noise(spec: Comparison, rows: Sequence[dict[str, Any]], stem: Path, subtitle: str) -> list[Path]:
-    """PNG and SVG: the final loss, and the noise at the end, by points per sample; a column for each age of samples."""
+    """PNG and SVG: loss, error and noise at the end by points per sample; a column for each age of samples."""
     fixed = spec.panels[0].base
     every = list(dict.fromkeys(panel.base.resample for panel in spec.panels[1:]))
     figure, grid = plt.subplots(
-        2, len(every), figsize=(5.6 * len(every), 6.4), height_ratios=[1.6, 1.0], squeeze=False, sharey="row",
+        len(ROWS), len(every), figsize=(5.6 * len(every), 2.8 * len(ROWS)), squeeze=False, sharex="col", sharey="row",
         layout="constrained",
     )  # fmt: skip
     for column, n in enumerate(every):
         of_column = [row for row in rows if row["resample"] in (n, fixed.resample)]
-        for axes, quantity, name in zip(
-            grid[:, column],
-            ("test_loss", "noise"),
-            ("loss on points for all", "|Δloss| / loss of a new sample"),
-            strict=True,
-        ):
+        for place, (quantity, name) in enumerate(ROWS.items()):
+            axes = grid[place, column]
             _draw(axes, of_column, quantity, fixed.resample)
-            title = f"new points after {n} evaluations" if quantity == "test_loss" else ""
-            plots.name_axes(axes, "points per sample", name if column == 0 else "", title)
+            title = f"new points after {n} evaluations" if place == 0 else ""
+            below = "points per sample" if place == len(ROWS) - 1 else ""
+            plots.name_axes(axes, below, name if column == 0 else "", title)
             legend = axes.get_legend()
-            if legend is not None and (column or quantity == "noise"):
+            if legend is not None and (column or place):
                 legend.remove()
     figure.suptitle(f"{spec.title}\n{subtitle}", x=0.01, ha="left", fontsize=11)
     return plots.save(figure, stem)
