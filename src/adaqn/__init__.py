@@ -1,10 +1,13 @@
 """adaqn: quasi-Newton training of neural networks in PyTorch."""
 
+from adaqn.core.backtracking import Backtracking
 from adaqn.core.curvature import AccumulatedFisher, Curvature
+from adaqn.core.hager_zhang import HagerZhang
 from adaqn.core.kronecker import Kronecker
 from adaqn.core.outcome import Outcome
 from adaqn.core.scaling import Adagrad, Adam, BarzilaiBorwein, RMSProp, Scaling
 from adaqn.core.secant import KroneckerSecant, Secant
+from adaqn.core.strong_wolfe import StrongWolfe
 from adaqn.fullbatch.bfgs import BFGS
 from adaqn.fullbatch.events import Iteration, WholeStats
 from adaqn.fullbatch.lbfgs import LBFGS
@@ -29,11 +32,13 @@ __all__ = [
     "AdaQN",
     "Adagrad",
     "Adam",
+    "Backtracking",
     "BarzilaiBorwein",
     "BatchCurvature",
     "Curvature",
     "CycleEvent",
     "EmpiricalFisher",
+    "HagerZhang",
     "HessianProduct",
     "Iteration",
     "Kronecker",
@@ -51,6 +56,7 @@ __all__ = [
     "Secant",
     "Stats",
     "StorageOptions",
+    "StrongWolfe",
     "WholeStats",
     "__version__",
 ]

@@ -46,7 +46,7 @@ class HagerZhang:
     theta: float = 0.5
     gamma: float = 0.66
     rho: float = 5.0
-    most: int = 20
+    most: int = 30
 
     def __post_init__(self) -> None:
         between("delta", self.delta, 0.0, 0.5)
