@@ -223,12 +223,21 @@ def test_noise_relaxes_armijo():
 @EVERY
 @given(st.floats(0.0, 2.0))
 def test_what_is_lower_by_less_than_noise_is_no_reason_to_move(name, noise):
-    """A search that its budget ends goes to a lower point only if it is lower beyond noise."""
-    line = Counted(lambda t: (-0.01 * t, -1.0) if t < 50.0 else (1e3, 1.0))
+    """A search that its budget ends goes behind a minimum only if it is lower there beyond noise."""
+    line = Counted(lambda t: (-0.01 * t, 1.0 if t > 0.0 else -1.0) if t < 50.0 else (1e3, 1.0))
     start = line.at(0.0)
-    found = LINE_SEARCHES[name](line, start, 1e3, budget=3, noise=noise)
+    found = LINE_SEARCHES[name](line, start, 40.0, budget=1, noise=noise)
     if not found.success:
         assert found.trial is start or found.trial.value < start.value - noise
+
+
+@SLOPES
+def test_where_the_loss_still_falls_any_lower_value_is_one(name):
+    """A budget may end before the first trial has grown; to stay would waste it, however noisy the loss."""
+    line = Counted(lambda t: (1.0 - 1e-3 * t, -1e-3))
+    found = LINE_SEARCHES[name](line, line.at(0.0), 1e-2, budget=2, noise=0.5)
+    assert not found.success
+    assert found.trial.t == max(line.asked)
 
 
 @EVERY

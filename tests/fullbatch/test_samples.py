@@ -199,3 +199,41 @@ def test_training_on_resampled_data_arrives_near_the_mean(search):
     for _ in range(15):
         opt.step(closure)
     assert float(flat(problem.parameters()).detach().norm()) < 0.5 * start
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize("make", [adaqn.LBFGS, adaqn.BFGS])
+def test_a_search_that_its_budget_ends_learns_from_the_trial_that_was_too_long(search, make):
+    """One trial per sample, and a loss that has become steeper: the next call must not try the same length again."""
+    problem = Sampled(spread=0.0)
+    opt = make(
+        problem.parameters(), line_search_fn=search, scaling="identity", max_iter=1, tolerance_change=0.0
+    )  # fmt: skip
+    steeper = 1.0
+
+    def closure():
+        opt.zero_grad()
+        w = flat(problem.model.pieces)
+        loss = 0.5 * steeper * (w @ problem.A @ w)
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        opt.step(closure)
+    before = flat(problem.parameters()).detach().norm()
+    for group in opt.param_groups:
+        group["max_eval"] = 2
+    steeper = 1e6
+    for _ in range(40):
+        opt.resampled()
+        opt.step(closure)
+    assert opt.stats.evaluations <= 80 + 3 * 6
+    assert flat(problem.parameters()).detach().norm() < 0.5 * before
+
+
+def test_what_it_learns_without_going_is_a_pair_of_one_sample():
+    problem = Sampled(spread=5.0)
+    opt = plain(problem.parameters(), max_iter=1, max_eval=2, tolerance_change=0.0, lr=1e4)
+    opt.step(lambda: problem.closure(opt))
+    assert opt.stats.reason.startswith("the budget")
+    problem.assert_pairs_are_of_one_sample(opt)

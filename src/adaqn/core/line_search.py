@@ -136,14 +136,21 @@ class Trials:
             trial = self.line(t)
             if trial.finite:
                 self._lengths.append(t)
-                if trial.value < min(self.start.value - self.noise, self._lowest.value):
+                if trial.value < min(self._bar(trial), self._lowest.value):
                     self._lowest = trial
                 return trial
             self._wall = t
         return None
 
+    def _bar(self, trial: Trial) -> float:
+        """What a value must be below to be lower than the start. Where the loss still falls, slopes vouch for it."""
+        return self.start.value - (0.0 if trial.slope < 0.0 else self.noise)
+
     def failed(self, reason: str = "") -> Found:
-        """Nothing was acceptable: the lowest point below the start by more than noise, else the start."""
+        """Nothing was acceptable: the lowest point below the start, else the start.
+
+        Behind a minimum of the line it must be lower by more than noise.
+        """
         return Found(self._lowest, False, reason or self._why(), self.evaluations)
 
     def _before_the_wall(self) -> float:

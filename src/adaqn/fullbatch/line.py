@@ -67,6 +67,8 @@ class Line:
         self.at: float = 0.0
         self.shortest = math.inf
         """Of the lengths tried."""
+        self.last: Trial | None = None
+        """The newest trial that was finite."""
         self.sample = objective.sample.number
 
     def __call__(self, t: float) -> Trial:
@@ -79,7 +81,8 @@ class Line:
         trial = Trial(t, value, slope, gradient)
         if not trial.finite:
             self.objective.nonfinite += 1
-            trial = Trial(t, math.inf, math.nan)  # its gradient is of no use to anybody
+            return Trial(t, math.inf, math.nan)  # its gradient is of no use to anybody
+        self.last = trial
         return trial
 
     def move(self, t: float) -> None:

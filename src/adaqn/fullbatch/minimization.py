@@ -208,8 +208,11 @@ class Minimization:
                     self._start_again()
                 return found, outcome, moved
             line.move(0.0)
-            if self.evaluations.left <= 0:  # the next step goes on where this one was cut off
-                c.shorter, c.idle = SHORTER * line.shortest, c.idle + 1
+            if self.evaluations.left <= 0:
+                c.idle += 1
+                learnt = self._learn_without_going(line, slope)
+                # The next step goes on where this one was cut off: by the pair, or where that is not enough, shorter.
+                c.shorter = 0.0 if learnt and c.idle == 1 else SHORTER * line.shortest
                 raise Stop(BUDGET)
             c.shorter = 0.0
             reason = f"the search found no lower loss along the gradient itself: {found.reason}"
@@ -263,6 +266,16 @@ class Minimization:
         outcome = self.model.offer(s, y, along_the_line(trial.t, slope))
         self.value, self.gradient = trial.value, trial.gradient
         return outcome, moved
+
+    def _learn_without_going(self, line: Line, slope: float) -> bool:
+        """The budget has ended a search that found nothing lower. Its last trial is a pair all the same, and tells how
+        much shorter the next step along such a direction should be; without it the next call would try the same.
+        """
+        trial = line.last
+        if trial is None or trial.gradient is None:
+            return False
+        s, y = trial.t * line.direction, trial.gradient - self.gradient
+        return self.model.offer(s, y, along_the_line(trial.t, slope)) is Outcome.STORED
 
     def _fixed(self, line: Line, t: float, slope: float, *, last: bool) -> Step:
         """Without a search; the last step of a call waits for the gradient that the next call brings."""

@@ -19,6 +19,7 @@ from adaqn.experiments.comparison.panels import Comparison, Planned
 from adaqn.experiments.comparison.plots import draw_comparison
 from adaqn.experiments.comparison.summary import summary_rows
 from adaqn.experiments.errors import UserError
+from adaqn.experiments.figures.noise import draw_noise, noise_rows, noise_spec
 from adaqn.experiments.figures.pinn import RIVALS, draw_pinn, pinn_spec
 from adaqn.experiments.figures.specs import FIGURES, PLAIN, figure_spec
 from adaqn.experiments.figures.tuning_file import key, packaged, search_panel, tuned_by
@@ -30,19 +31,26 @@ from adaqn.experiments.training.storage import json_text, write_json
 from adaqn.experiments.training.timing import Cost, cost_of
 from adaqn.experiments.training.whole_settings import EVALUATIONS, PROBLEMS
 
-PINN = "pinn"
+PINN, NOISE = "pinn", "noise"
+
+
+USUAL_STEPS = {PINN: EVALUATIONS, NOISE: 1_000}
 
 
 def figure(
-    name: Annotated[str, typer.Argument(help="One of: " + ", ".join((*FIGURES, PINN)))],
+    name: Annotated[str, typer.Argument(help="One of: " + ", ".join((*FIGURES, PINN, NOISE)))],
     scale: Annotated[str, typer.Option(help="quick: minutes on two cores. paper: the paper's own setting.")] = "quick",
     seeds: Annotated[int, typer.Option(help="Runs of each curve, with seeds 0, 1, ...")] = 3,
     panel: Annotated[list[str] | None, typer.Option(help="Only panels with this in their title; may repeat.")] = None,
     optimizers: Annotated[str | None, typer.Option(help="Other curves than the paper's: names with commas.")] = None,
     epochs: Annotated[float | None, typer.Option(help="Other than the scale's own.")] = None,
-    problem: Annotated[str, typer.Option(help="Of pinn: " + ", ".join(PROBLEMS["pinn"]))] = "burgers",
-    steps: Annotated[int, typer.Option(help="Of pinn: evaluations of each run.")] = EVALUATIONS,
-    dtype: Annotated[DtypeName, typer.Option(help="Of pinn: precision of weights and points.")] = DtypeName["float32"],
+    problem: Annotated[str, typer.Option(help="Of pinn and noise: " + ", ".join(PROBLEMS["pinn"]))] = "burgers",
+    steps: Annotated[
+        int | None, typer.Option(help="Of pinn and noise: evaluations of each run; by default 2000, of noise 1000.")
+    ] = None,
+    dtype: Annotated[DtypeName, typer.Option(help="Of pinn and noise: precision of weights and points.")] = DtypeName[
+        "float32"
+    ],
     tune: Annotated[
         bool,
         typer.Option(
@@ -66,14 +74,20 @@ def figure(
 ) -> None:
     """One figure of the paper, or of a claim in its text: every curve a mean over seeds with its range.
 
-    pinn is an equation: its solution, the error of the best network, and loss and error of all rivals.
+    pinn is an equation: its solution, the error of the best network, and loss and error of all rivals. noise is the
+    same equation with points that are drawn anew: the loss at the end by points per sample.
     """
-    if name == PINN:
-        refuse_for_pinn(scale != "quick" or bool(panel) or epochs is not None or tune or tuning is not None)
+    if name in (PINN, NOISE):
+        refuse_for(name, scale != "quick" or bool(panel) or epochs is not None or tune or tuning is not None)
         base = RunConfig(
-            task="pinn", problem=problem, steps=steps, dtype=dtype.value, schedule="cosine", threads=threads,
-            device=device,
+            task="pinn", problem=problem, steps=steps or USUAL_STEPS[name], dtype=dtype.value, schedule="cosine",
+            threads=threads, device=device,
         )  # fmt: skip
+        if name == NOISE:
+            if optimizers:
+                raise UserError("the curves of noise are fixed: leave out --optimizers")
+            noise_figure(base, seeds, only_estimate, workers, out, data_dir, as_json)
+            return
         pinn_figure(base, optimizers or RIVALS, seeds, only_estimate, workers, out, data_dir, as_json)
         return
     spec = panels.with_sizes(figure_spec(name, scale), epochs=epochs, threads=threads, device=device)
@@ -116,9 +130,9 @@ def figure(
     say("figures: " + ", ".join(str(file) for file in files), as_json)
 
 
-def refuse_for_pinn(asked: bool) -> None:
+def refuse_for(name: str, asked: bool) -> None:
     if asked:
-        raise UserError("pinn has its own sizes: leave out --scale, --panel, --epochs, --tune and --tuning")
+        raise UserError(f"{name} has its own sizes: leave out --scale, --panel, --epochs, --tune and --tuning")
 
 
 def pinn_figure(
@@ -149,6 +163,35 @@ def pinn_figure(
     ):
         loss, error = (f"{row[key]['mean']:.2e}" for key in ("test_loss", "test_error"))
         table.add_row(row["curve"], f"{row['lr']:g}", loss, error, str(row["seconds"]))
+    Console().print(table)
+    say("figures: " + ", ".join(str(file) for file in files), as_json)
+    say(f"report: {page}", as_json)
+
+
+def noise_figure(
+    base: RunConfig, seeds: int, only_estimate: bool, workers: int, out: Path, data_dir: Path | None, as_json: bool
+) -> None:
+    """Run what is missing, draw."""
+    spec = noise_spec(base)
+    planned = panels.plan(spec, seeds)
+    if only_estimate:
+        print_costs(estimate(planned, out, data_dir), workers, Console(quiet=as_json))
+        return
+    with figure_bar(len(planned), quiet=as_json) as told:
+        rows = noise_rows(panels.run_planned(planned, out, workers, data_dir, told))
+    over = f"mean and range of {seeds} seeds" if seeds > 1 else "one seed"
+    files = draw_noise(spec, rows, out / spec.name, over)
+    write_json((out / spec.name).with_suffix(".json"), rows)
+    page = write_report(out)
+    if as_json:
+        print(json_text({"rows": rows, "figures": [str(file) for file in files], "report": str(page)}, indent=2))
+        return
+    table = Table(title=spec.title)
+    for column in ("sample", "optimizer", "loss", "error", "noise"):
+        table.add_column(column, justify="left" if column in ("sample", "optimizer") else "right")
+    for row in rows:
+        numbers = (f"{row[name]['mean']:.2e}" for name in ("test_loss", "test_error", "noise"))
+        table.add_row(row["panel"], row["curve"], *numbers)
     Console().print(table)
     say("figures: " + ", ".join(str(file) for file in files), as_json)
     say(f"report: {page}", as_json)

@@ -61,6 +61,10 @@ RUN_OPTIONS: dict[str, tuple[Any, Any]] = {
     "length": (Annotated[int | None, _option("Symbols per sequence, or steps of the addition problem.")], None),
     "side": (Annotated[int | None, _option("Shrink the images to this side.")], None),
     "points": (Annotated[int | None, _option("Of an equation, a function or a matrix; by default 2000.")], None),
+    "resample": (
+        Annotated[int, _option("Of pinn: draw the points inside anew after so many evaluations; 0 is never.")],
+        0,
+    ),
     "limit": (Annotated[int | None, _option("Use only the first so many symbols or training examples.")], None),
     "vocabulary": (Annotated[int | None, _option("Most different words for word-lm; rarer ones are <unk>.")], None),
     "spread": (Annotated[str, _option("N(0, 0.01) read as its 'variance' or as its 'std'.")], "variance"),

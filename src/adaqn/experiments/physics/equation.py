@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,6 +67,11 @@ class Equation:
         """The points at which the equation is to hold."""
         low, high = torch.tensor(self.low, dtype=torch.float64), torch.tensor(self.high, dtype=torch.float64)
         return low + (high - low) * sobol(count, seed)
+
+    def sample(self, count: int, seed: int, number: int) -> Tensor:
+        """The points of sample ``number``, each drawn for itself: what two samples differ by is noise."""
+        low, high = torch.tensor(self.low, dtype=torch.float64), torch.tensor(self.high, dtype=torch.float64)
+        return low + (high - low) * torch.from_numpy(np.random.default_rng([seed, number]).random((count, 2)))
 
     def edge(self, axis: int, at: float, count: int) -> Tensor:
         """Points with that coordinate fixed and the other one from end to end."""

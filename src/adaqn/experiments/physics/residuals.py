@@ -56,23 +56,33 @@ class Residuals(nn.Module):
 
     First derivatives by both inputs are one pass through the graph, a second derivative is one more. Gradients of
     inputs are taken even where the caller wants none of the weights.
+
+    Args:
+        network: u of the points.
+        equation: what holds inside.
+        inside: the points there, of which the right-hand side is computed once; ``None`` if they change.
+        conditions: what holds at the edges.
     """
 
-    def __init__(self, network: nn.Module, equation: Equation, inside: Tensor, conditions: list[Condition]) -> None:
+    def __init__(
+        self, network: nn.Module, equation: Equation, inside: Tensor | None, conditions: list[Condition]
+    ) -> None:
         super().__init__()
         self.network, self.equation, self.conditions = network, equation, conditions
-        self.sizes = [len(inside), sum(len(condition.points) for condition in conditions)]
+        self.fixed = inside is not None
+        self.at_edges = sum(len(condition.points) for condition in conditions)
         self.source: Tensor | None
-        self.register_buffer("source", equation.source(inside), persistent=False)
+        self.register_buffer("source", None if inside is None else equation.source(inside), persistent=False)
 
     def forward(self, points: Tensor, hidden: None = None) -> tuple[Tensor, None]:
         keep = torch.is_grad_enabled()
-        inside, edges = torch.split(points, self.sizes)
+        inside, edges = torch.split(points, [len(points) - self.at_edges, self.at_edges])
         with torch.enable_grad():
             rows = torch.cat([self._inside(inside, keep), *self._at_edges(edges, keep)])
         return (rows if keep else rows.detach()), None
 
     def _inside(self, points: Tensor, keep: bool) -> Tensor:
+        source = self.source if self.fixed else self.equation.source(points)
         points = points.detach().requires_grad_()
         u = self.network(points)
         needed = self.equation.second
@@ -82,7 +92,7 @@ class Residuals(nn.Module):
             more = keep or number < len(needed) - 1
             (slopes,) = torch.autograd.grad(first[:, axis].sum(), points, create_graph=keep, retain_graph=more)
             second[axis] = slopes[:, axis]
-        return self.equation.residual(u, first, second, self.source)
+        return self.equation.residual(u, first, second, source)
 
     def _at_edges(self, points: Tensor, keep: bool) -> list[Tensor]:
         first: Tensor | None = None

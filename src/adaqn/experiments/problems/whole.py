@@ -13,7 +13,9 @@ from adaqn.experiments.training.config import RunConfig
 
 
 class WholeBatch(Task):
-    """One batch, which is all there is. A step is an evaluation of its loss and gradient."""
+    """One batch, which is all there is, or one sample for many evaluations. A step is an evaluation of loss and
+    gradient.
+    """
 
     error_name = "relative L2 error"
     """What :meth:`error` is of."""
@@ -32,6 +34,16 @@ class WholeBatch(Task):
 
     def monitoring_set(self) -> Batch:
         return self.splits["train"]
+
+    def sample(self, number: int) -> Batch:
+        """The batch of that sample, where the run takes a new one now and then; 0 is the first."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def loss_on(self, model: nn.Module, batch: Batch) -> float:
+        """Without gradient."""
+        x, target = batch
+        return float(self.losses(model(x, None), target).mean())
 
     def losses(self, output: tuple[Tensor, Any], target: Tensor) -> Tensor:
         return (output[0] - target).square().mean(1)

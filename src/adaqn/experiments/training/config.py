@@ -48,6 +48,8 @@ class RunConfig:
     """Side of the images for pixel-mnist and mlp."""
     points: int | None = None
     """Of an equation, a function or a matrix."""
+    resample: int = 0
+    """Evaluations after which the points inside of an equation are drawn anew; 0 is never."""
     limit: int | None = None
     """Use only the first so many symbols or training examples."""
     vocabulary: int | None = None
@@ -186,7 +188,7 @@ _KINDS: dict[str, Any] = {
     "problem": str,
     **dict.fromkeys(("lr", "clip", "epochs", "average"), (int, float)),
 }
-ADDED = ("problem", "points", "schedule", "warm_up", "dtype")
+ADDED = ("problem", "points", "resample", "schedule", "warm_up", "dtype")
 LARGEST_SEED = 2**31 - 1
 MOST_THREADS = 1024
 

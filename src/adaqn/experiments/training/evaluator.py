@@ -50,7 +50,7 @@ class Evaluator:
     def closure(self) -> Tensor:
         """Loss and gradient, as ``step(closure)`` wants them."""
         begins, self._begins = self._begins, False
-        if begins and self._is_known():
+        if begins and self.is_known():
             for p, gradient in zip(self.params, self.gradients, strict=True):
                 p.grad = gradient.clone()
             return self.params[0].new_tensor(self.lowest)
@@ -61,6 +61,10 @@ class Evaluator:
             torch.autograd.backward(loss)
         self._note(loss.detach())
         return loss.detach()
+
+    def forget(self) -> None:
+        """What comes is of other data: no loss so far compares with it. The weights stay until the next loss."""
+        self.lowest, self.gradients = math.inf, []
 
     def graph(self) -> tuple[Tensor, Tensor]:
         """Loss and outputs with their graph, without the gradient."""
@@ -78,8 +82,8 @@ class Evaluator:
         if self.count >= self.budget:
             raise SpentError
 
-    def _is_known(self) -> bool:
-        """Are the weights those of the lowest loss?"""
+    def is_known(self) -> bool:
+        """Are the weights those of the lowest loss? Then a step that begins here costs one evaluation less."""
         if not self.gradients:
             return False
         return all(torch.equal(p.detach(), known) for p, known in zip(self.params, self.weights, strict=True))

@@ -124,8 +124,17 @@ def _check_task(name: str, chosen: Entry, task: Task) -> None:
             raise UserError(f"{name} is for batches that change: {task.config.task} has one")
         if name == "kfac" and task.config.problem not in ("autoencoder", "digits"):
             raise UserError(f"kfac needs layers that are called once: {task.config.problem} has other ones")
+        if chosen.blocking and task.config.resample:
+            raise UserError(f"{name} minimises one function in one call: leave out --resample")
+        if _takes_samples(chosen) and task.config.resample == 1:
+            raise UserError(f"{name} compares losses of one sample: --resample must be at least 2")
     elif chosen.whole:
         raise UserError(f"{name} needs the whole batch at every step: it is for --task {' or '.join(PROBLEMS)}")
+
+
+def _takes_samples(chosen: Entry) -> bool:
+    """Is it one of ours for whole gradients, which want to be told of a new sample?"""
+    return isinstance(chosen.kind, str) and chosen.kind.startswith("adaqn.")
 
 
 def _check(name: str, chosen: Entry, options: dict[str, Any]) -> None:

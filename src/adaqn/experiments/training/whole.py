@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.optimizers import entry
@@ -21,15 +22,25 @@ from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.evaluator import Evaluator, SpentError
 from adaqn.experiments.training.run import Listener, Progress, Run
 from adaqn.experiments.training.team import ALONE, Team
+from adaqn.fullbatch.optimizer import WholeGradient
 
 MEASUREMENTS = 100
 """In the whole run, times ``evaluations``."""
+RESAMPLED_MEASUREMENTS = 25
+"""The same where each costs an evaluation of four times as many points."""
+NOISE_SAMPLES = 20
+"""Of which the noise at the end of a resampled run is measured."""
+UNSEEN = 2**31 + 1
+"""The number of the first of them."""
 
 
 class WholeRun(Run):
     """``step`` is the number of evaluations so far. What is measured is the lowest loss among them, at exactly every
     so many evaluations, also in the middle of a line search; the error is that of its weights, and they are the model's
     at the end. Seconds are those of the optimizer and of its evaluations, without measurements.
+
+    With ``resample`` losses of different samples do not compare. The weights that are measured are then those of the
+    lowest loss on the sample at work, and what is told of them is their loss on points that are the same for all.
     """
 
     task: WholeBatch
@@ -40,8 +51,10 @@ class WholeRun(Run):
     ) -> None:
         super().__init__(config, folder, data_dir, team)
         self.blocking = entry(self.config.optimizer).blocking
-        self.every = max(1, self.total // (MEASUREMENTS * self.config.evaluations))
+        measurements = MEASUREMENTS if not self.config.resample else RESAMPLED_MEASUREMENTS
+        self.every = max(1, self.total // (measurements * self.config.evaluations))
         self.batch = self.task.batch(0)
+        self.sample = 0
         self.twin = self.task.model()
         self.evaluator = Evaluator(self.model, self.forward, self.optimizer.zero_grad, self.total, self._counted)
         self.stopped_at: int | None = None
@@ -51,6 +64,7 @@ class WholeRun(Run):
         self._since = 0.0
 
     def forward(self) -> tuple[Tensor, Tensor]:
+        self._take_sample()
         x, target = self.batch
         output = self.model(x, None)
         loss = self.task.losses(output, target).mean()
@@ -66,6 +80,7 @@ class WholeRun(Run):
 
     def _advance(self, stops: bool) -> bool:
         before = self.evaluator.count
+        self._take_sample()
         self.set_step_size()
         with self._timed(), suppress(SpentError):
             self._take_step()
@@ -79,11 +94,31 @@ class WholeRun(Run):
             self.optimizer.step()
         elif self.kind == "closure":
             self.evaluator.begin()
+            self._end_with_sample()
             self.optimizer.step(self.evaluator.closure)  # type: ignore[arg-type]
         else:
             products = self._products()
             self.optimizer.step(self.evaluator.graph)  # type: ignore[arg-type]
             self.evaluator.charge(self._products() - products)
+
+    def _end_with_sample(self) -> None:
+        """Our own methods: a step ends where its sample does, so that the next one begins with the new one."""
+        if not self.config.resample or not isinstance(self.optimizer, WholeGradient):
+            return
+        left = self.config.resample - self.evaluator.count % self.config.resample
+        usual = self.optimizer.defaults["max_eval"]
+        for group in self.optimizer.param_groups:
+            group["max_eval"] = min(usual, left + int(self.evaluator.is_known()))
+
+    def _take_sample(self) -> None:
+        """The sample that is due, before the evaluation that needs it; optimizers that want to know of it are told."""
+        number = self.evaluator.count // self.config.resample if self.config.resample else 0
+        if number == self.sample:
+            return
+        self.sample, self.batch = number, self.task.sample(number)
+        self.evaluator.forget()
+        if isinstance(self.optimizer, WholeGradient):
+            self.optimizer.resampled()
 
     def _products(self) -> int:
         return int(getattr(getattr(self.optimizer, "stats", None), "cg_iterations", 0))
@@ -124,7 +159,7 @@ class WholeRun(Run):
         return False  # measured in the middle of a step
 
     def told_loss(self) -> float | None:
-        return self.evaluator.lowest
+        return self.evaluator.last if self.config.resample else self.evaluator.lowest
 
     # ------------------------------------------------------------------ measuring
 
@@ -132,12 +167,16 @@ class WholeRun(Run):
         if not self.evaluator.weights:  # nothing finite was evaluated, or nothing at all
             return self._measure_start()
         self.evaluator.restore_lowest(self.twin)
-        return self._record(self.evaluator.lowest, self.evaluator.last, self.task.error(self.twin))
+        loss = self._loss_for_all(self.twin) if self.config.resample else self.evaluator.lowest
+        return self._record(loss, self.evaluator.last, self.task.error(self.twin))
+
+    def _loss_for_all(self, model: nn.Module) -> float:
+        return self.task.loss_on(model, self.task.splits["test"])
 
     def _measure_start(self) -> None:
         """Before the first evaluation; this one is not counted, and nothing is kept of it."""
         with torch.no_grad():
-            loss = float(self.forward()[0])
+            loss = self._loss_for_all(self.model) if self.config.resample else float(self.forward()[0])
         self._record(loss, loss, self.task.error(self.model))
 
     def _record(self, lowest: float, last: float, error: float) -> None:
@@ -153,7 +192,15 @@ class WholeRun(Run):
 
     def result(self) -> dict[str, Any]:
         found = super().result()
+        if self.config.resample:
+            found["noise"] = self.noise()
         return found if self.stopped_at is None else {**found, "stopped_at": self.stopped_at}
+
+    def noise(self) -> float:
+        """By how much the loss of a new sample differs from that of all, as a share of it: the mean over some."""
+        loss = self._loss_for_all(self.model)
+        others = [self.task.loss_on(self.model, self.task.sample(UNSEEN + i)) for i in range(NOISE_SAMPLES)]
+        return statistics.fmean(abs(other - loss) for other in others) / loss
 
     # ------------------------------------------------------------------ saving and resuming
 
@@ -162,10 +209,14 @@ class WholeRun(Run):
             super().save()
 
     def more_state(self) -> dict[str, Any]:
-        return {"evaluator": self.evaluator.state(), "stopped_at": self.stopped_at}
+        kept = {"evaluator": self.evaluator.state(), "stopped_at": self.stopped_at}
+        return {**kept, "sample": self.sample} if self.config.resample else kept
 
     def load_more(self, state: dict[str, Any]) -> None:
         if "evaluator" not in state:
             raise UserError("the checkpoint was made by a version without whole batches: delete the folder")
         self.evaluator.load(state["evaluator"])
         self.stopped_at = state["stopped_at"]
+        if self.config.resample:
+            self.sample = state["sample"]
+            self.batch = self.task.sample(self.sample)

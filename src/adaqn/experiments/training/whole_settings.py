@@ -42,6 +42,10 @@ def defaults(config: RunConfig) -> dict[str, Any]:
 
 def check(config: RunConfig) -> None:
     """Everything that is for these tasks alone, or not for them."""
+    if config.resample < 0:
+        raise UserError(f"resample must be a number of evaluations of at least 0, got {config.resample}")
+    if config.resample and config.task != "pinn":
+        raise UserError(f"resample is for pinn, whose points are drawn: {config.task} has its examples")
     if not is_whole(config.task):
         for name in ("problem", "points"):
             if getattr(config, name) is not None:
