@@ -77,7 +77,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--iterations", type=int, default=20, help="per round")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--scaling", default="kronecker")
+    parser.add_argument("--scaling", default="kronecker_secant")
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
     common = {"history_size": asked.pairs, "tolerance_grad": 0, "tolerance_change": 0}
