@@ -80,7 +80,8 @@ class TowardsH0:
 
     A Fisher product is of the order of g², and H0⁻¹ of that of g: where losses and gradients are small, a pair would
     say that there is no curvature along s, and the next step along it would be without bound. So far below H0's own
-    guess a pair is not believed; above it, where pairs shorten steps, it is as it was. Nothing is read back by the host.
+    guess a pair is not believed; above it, where pairs shorten steps, it is as it was. Nothing is
+    read back by the host.
     """
 
     def __init__(self, share: float) -> None:

@@ -157,7 +157,7 @@ def descend(state: State, sizes: StepSizes, present: list[int], s_dot_g: Tensor 
 def _add_decay(state: State, sizes: StepSizes, present: list[int], d: Tensor, ok: Tensor) -> None:
     """d ← d + lr·decay·w, as in AdamW."""
     if sizes.decays(present):
-        w = state.gather_weights(state.scratch.weights)
+        w = state.gather_weights()
         for part, group in sizes.stretches(present):
             if group["weight_decay"] != 0.0:
                 share = scalar(group["lr"]) * sizes.multiplier * scalar(group["weight_decay"])

@@ -55,11 +55,6 @@ IDLE_WARNING = 10
 """Steps in a row in which no parameter had a gradient, after which a warning says so."""
 
 
-def _is_step(lr: float | Tensor) -> bool:
-    """Is it above 0? That of an accelerator is not asked: where torch wants none, it gives one of the CPU."""
-    return (isinstance(lr, Tensor) and lr.device.type != "cpu") or bool(lr != 0)
-
-
 class QuasiNewton(Optimizer):
     """Gradient in, step out; at the end of a cycle an average to judge and a pair to store.
 
@@ -70,6 +65,8 @@ class QuasiNewton(Optimizer):
 
     needs: ClassVar[str] = "step() after backward()"
     """What ``step`` wants, in one line."""
+    _moving_lr: Tensor | None = None
+    """A step size that is a tensor, and was above 0 when it was read: once, and not in every step."""
 
     def __init__(
         self,
@@ -133,7 +130,8 @@ class QuasiNewton(Optimizer):
         losses = self._watch.losses(state, candidate)  # one read; the user's code: nothing has changed before it
         lost = self._is_lost(state, losses)
         if state.tally.finite == 0 and not lost:  # D9: there is no average, and the cycle begins anew
-            return state.begin_cycle()
+            state.begin_cycle()
+            return
         # l. 12; the first cycle has no loss before it
         judge = method.judge.lost if lost else partial(method.judge.verdict, losses)
         verdict = judge(c, len(state.pairs))
@@ -194,7 +192,14 @@ class QuasiNewton(Optimizer):
 
     def _moves(self) -> bool:
         """Has any group a step size? That call of torch.distributed.checkpoint has none, and no closure either."""
-        return any(_is_step(group["lr"]) for group in self.param_groups)
+        for group in self.param_groups:
+            lr = group["lr"]
+            if lr is self._moving_lr:  # it puts another tensor in its place
+                return True
+            if bool(lr != 0):
+                self._moving_lr = lr if isinstance(lr, Tensor) else None
+                return True
+        return False
 
     def _note_no_gradient(self, params: list[Tensor]) -> None:
         self._idle_steps += 1

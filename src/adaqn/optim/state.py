@@ -120,17 +120,21 @@ class State(Memory):
             self.scratch.gradient.neg_()
         return present
 
-    def gather_weights(self, out: Tensor) -> Tensor:
-        """out ← the weights as one vector."""
-        return self.flat.gather(out) if self.master is None else out.copy_(self.master)
+    def gather_weights(self) -> Tensor:
+        """The weights as one vector, in the scratch memory of the gradient."""
+        if self.master is not None:
+            return self.master
+        torch._foreach_copy_(self.scratch.gradient_parts, self.flat.reals())
+        return self.scratch.weights
 
     def move_anchor_here(self, ok: Tensor) -> None:
         """The anchor ← the weights; where ``ok`` is 0 they may be no place to return to."""
-        torch.where(ok.bool(), self.gather_weights(self.scratch.direction), self.anchor, out=self.anchor)
+        torch._foreach_copy_(self.scratch.direction_parts, self.weights())
+        torch.where(ok.bool(), self.scratch.direction, self.anchor, out=self.anchor)
 
     def add_to_average(self, ok: Tensor) -> None:
         """L. 7, with the step that has been made; where ``ok`` is 0 there was none."""
-        self.average.add(self.gather_weights(self.scratch.weights), ok)
+        self.average.add(self.gather_weights(), ok)
         self.tally.add(ok)
 
     # ------------------------------------------------------------------ at the end of a cycle

@@ -137,14 +137,16 @@ class Watch:
         told = on_host(summary)[0].tolist() if several else [0.0] * len(summary)
         about = (*told, watches, rotates, self._remembers_anchor())
         rows = state.flat.processes.agreed("the monitor", error, *about, *state.flat.fingerprints(candidate))
-        squares, *counted, watching, rotating, remembering, of_weight, weight, of_gradient, gradient = zip(*rows, strict=True)
+        squares, *counted, watching, rotating, remembering, of_weight, weight, of_gradient, gradient = zip(
+            *rows, strict=True
+        )
         is_number = all(map(math.isfinite, squares)) if several else None  # D13
         if several:
             state.learn(torch.tensor([squares[0], *(values[0] for values in counted)]))
         if is_number:
-            check_same(of_weight, weight)
-            check_same(of_gradient, gradient)
-            if any(len(set(values)) > 1 for values in (of_weight, weight)):
+            check_same(w, w_norm)
+            check_same(g, g_norm)
+            if any(len(set(values)) > 1 for values in (w, w_norm)):
                 candidate.copy_(state.flat.processes.first(candidate))
                 state.adopt_first()
         if any(watching) and not all(watching) and isinstance(state.flat, FlatShards):
