@@ -76,10 +76,8 @@ class Scaling:
     def update(self, g: Tensor) -> None:
         """See the gradient of this step."""
 
-    def see(self, g: Tensor, present: Sequence[int], ok: Tensor | None = None) -> None:
+    def see(self, g: Tensor, present: Sequence[int]) -> None:
         """The gradient of this step; what is known of parameters without one stays as it is."""
-        if ok is not None and not bool(ok):
-            return
         if len(present) == len(self.shapes):
             self.update(g)
         else:
