@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import inside
-from adaqn import Outcome, PairOptions, RejectOptions
+from adaqn import Kronecker, Outcome, PairOptions, RejectOptions
 from inside import kept, number
 from oracles import NoisyValley, Vector, as_printed, assert_same, dense_bfgs, quiet, run, with_history
 
@@ -202,13 +202,16 @@ def test_assigning_a_monitor_forgets_the_loss_at_the_anchor():
     assert opt.stats.rejected == 0
 
 
-@pytest.mark.parametrize("preset", ["paper", "modern", "kronecker"])
-@pytest.mark.parametrize("first", [1, 3, 20])
+@pytest.mark.parametrize(
+    "preset, first", [("paper", 1), ("paper", 20), ("modern", 1), ("modern", 20), ("kronecker", 20)]
+)
 def test_a_nonfinite_gradient_leaves_everything_as_it_was(preset, first):
-    """D9: but for the counters, and the place in the cycle."""
+    """D9: but for the counters, and the place in the cycle; bases, of which none is due here, go by a count of all."""
     problem = NoisyValley()
     model = Vector(problem.w0)
     options = {"lr": 0.01, "cycle_length": 6, "weight_decay": 0.1, "pairs": PairOptions(fisher_size=8)}
+    if preset == "kronecker":
+        options["scaling"] = Kronecker(refresh=100)
     opt = quiet(model.parameters(), preset=preset, **options)
     run(opt, model, problem, range(first))
     weights, stats, before = model.vector(), opt.stats, copy.deepcopy(opt.state_dict())
@@ -220,10 +223,12 @@ def test_a_nonfinite_gradient_leaves_everything_as_it_was(preset, first):
     assert (opt.stats.steps, opt.stats.nonfinite) == (stats.steps, 2)
     for entry, now in zip(before["state"].values(), opt.state_dict()["state"].values(), strict=False):
         in_cycle = {"window_steps": entry["window_steps"] + 2, "nonfinite": 2, "nonfinite_in_row": 2}
+        if "scaling_seen" in entry:
+            in_cycle["scaling_seen"] = entry["scaling_seen"] + 2
         assert_same({**entry, **in_cycle}, now)
 
 
-@pytest.mark.parametrize("preset", ["paper", "modern", "kronecker"])
+@pytest.mark.parametrize("preset", ["paper", "modern"])
 def test_a_run_with_nonfinite_gradients_is_the_run_without_them_in_cycles_that_are_shorter(preset):
     """D9: after a cycle of five with two gradients that are not finite, all is as after one of three."""
     problem = NoisyValley()

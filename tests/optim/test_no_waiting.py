@@ -1,12 +1,13 @@
 """The host waits for the device at the end of a cycle, twice at most, and in no other step (D32)."""
 
 import math
+import statistics
 
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
-from adaqn import AdaQN, Monitor, PairOptions, RejectOptions, RotatingMonitor, Scaling, StorageOptions
+from adaqn import AdaQN, Kronecker, Monitor, PairOptions, RejectOptions, RotatingMonitor, Scaling, StorageOptions
 from reads import Operations, reads
 
 PRESETS = pytest.mark.parametrize("preset", ["kronecker", "modern", "paper"])
@@ -104,6 +105,7 @@ def test_a_read_is_found_with_its_line():
 
 
 @PRESETS
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")  # a scaling is copied, empty as it is
 def test_a_step_needs_no_values_at_all(preset):
     """Tensors that have no values can be trained, until a cycle ends."""
     with FakeTensorMode():
@@ -116,17 +118,20 @@ def test_a_step_needs_no_values_at_all(preset):
 
 
 @PRESETS
-def test_an_ordinary_step_is_few_operations(preset):
-    """A count is not a timing, but where kernels are short each operation is a launch."""
+@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1}], ids=["as it is", "decay"])
+def test_an_ordinary_step_is_few_operations(preset, options):
+    """A count is not a timing, but where kernels are short each operation is a launch. The work on bases is apart."""
     params = [torch.nn.Parameter(torch.randn(16, 16)) for _ in range(20)]
-    opt = AdaQN(params, preset=preset, reject="none", weight_decay=0.01)
+    scaling = {"scaling": Kronecker(refresh=1000)} if preset == "kronecker" else {}
+    opt = AdaQN(params, preset=preset, reject="none", **scaling, **options)
     counts = []
     for _ in range(60):
         for p in params:
             p.grad = torch.randn(16, 16)
+        cycles = opt.stats.cycles
         with Operations() as operations:
             opt.step()
-        counts.append(operations.count)
-    ordinary = sorted(counts[20:])[: len(counts) // 2]  # neither the end of a cycle nor a refresh of bases
+        if opt.stats.cycles == cycles:
+            counts.append(operations.count)
     assert opt.stats.pairs == (10 if preset == "paper" else 3)
-    assert max(ordinary) <= 150
+    assert statistics.median(counts[-20:]) <= 150  # bases that are due after all are in a few steps only

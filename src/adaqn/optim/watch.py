@@ -137,9 +137,7 @@ class Watch:
         told = on_host(summary)[0].tolist() if several else [0.0] * len(summary)
         about = (*told, watches, rotates, self._remembers_anchor())
         rows = state.flat.processes.agreed("the monitor", error, *about, *state.flat.fingerprints(candidate))
-        squares, *counted, watching, rotating, remembering, of_weight, weight, of_gradient, gradient = zip(
-            *rows, strict=True
-        )
+        squares, *counted, watching, rotating, remembering, w, w_norm, g, g_norm = zip(*rows, strict=True)
         is_number = all(map(math.isfinite, squares)) if several else None  # D13
         if several:
             state.learn(torch.tensor([squares[0], *(values[0] for values in counted)]))
