@@ -87,7 +87,7 @@ def adaqn(
     """
     w = w0.detach().to(torch.float64).clone()
     anchor, started, f_old = w.clone(), False, math.nan  # l. 1; D5: w₀ until the first cycle ends
-    w_sum, summed = torch.zeros_like(w), 0  # l. 1
+    w_sum, summed, passed = torch.zeros_like(w), 0, 0  # l. 1; D9: iterates in the sum, and gradients of the cycle
     F: list[Tensor] = []  # l. 2
     S: list[Tensor] = []
     Y: list[Tensor] = []
@@ -98,15 +98,11 @@ def adaqn(
 
     while True:  # l. 4
         g = gradient(w, k).to(torch.float64)
-        k += 1
+        k, passed = k + 1, passed + 1
         outcome: Outcome | None = None
 
-        if not (g @ g).isfinite():  # D9: before any state is touched
+        if not (g @ g).isfinite():  # D9: nothing else is touched
             nonfinite += 1
-            if w.isfinite().all() and nonfinite < NONFINITE_PATIENCE:
-                yield Iterate(w.clone(), None, len(S), step_multiplier)
-                continue
-            outcome, nonfinite = Outcome.REJECTED, 0  # D13: no gradient will be finite again
         else:
             nonfinite = 0
             G = G + g**2
@@ -114,14 +110,21 @@ def adaqn(
             F = [*F, g][-m_F:]  # l. 6
             w_sum, summed = w_sum + w, summed + 1  # l. 7
 
-        if outcome is None and summed < L:  # l. 8; D1: the first cycle is as long as any other
+        if passed < L:  # l. 8; D1: the first cycle is as long as any other
             yield Iterate(w.clone(), None, len(S), step_multiplier)
             continue
+        passed, moved_on = 0, hasattr(monitor, "advance")
+        if moved_on:
+            monitor.advance()  # type: ignore[attr-defined]
 
-        if outcome is None:
+        if nonfinite >= NONFINITE_PATIENCE or (nonfinite and not w.isfinite().all()):
+            outcome, nonfinite = Outcome.REJECTED, 0  # D13: no gradient will be finite again
+        elif not summed:  # D9: there is no average
+            yield Iterate(w.clone(), None, len(S), step_multiplier)
+            continue
+        else:
             candidate = w_sum / summed  # l. 9; D1: divide by the number summed
-            if hasattr(monitor, "advance"):
-                monitor.advance()
+            if moved_on:
                 f_old = monitor(anchor)  # D7: values are never compared across sets
             is_number = bool((candidate @ candidate).isfinite())  # D13
             f_new = monitor(candidate) if is_number else math.inf

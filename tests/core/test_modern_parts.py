@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from adaqn import Outcome
 from adaqn.core.acceptance import FactorTest, PairedTest, halves_step
-from adaqn.core.cycle import cosine_of_newest, next_cycle_length, noise_cosine, signal_share
+from adaqn.core.cycle import cosine, next_cycle_length, noise_cosine, signal_share
 from adaqn.core.momentum import Momentum
 from adaqn.core.scaling import runs
 from oracles import empty_pairs
@@ -103,12 +103,14 @@ def test_the_two_newest_pairs_are_compared_whatever_the_rotation(dtype):
     pairs, previous = empty_pairs(3, 6, dtype), None
     for _ in range(8):
         s = torch.randn(6, dtype=torch.float64).to(dtype)
-        pairs.push(s, 2.0 * s)
-        found = cosine_of_newest(pairs)
+        wide = s.to(torch.promote_types(torch.float32, dtype))
+        square, across = pairs.beside_newest(wide).tolist()
+        found = cosine(square, across, float(wide.dot(wide)))
         if previous is None:
             assert found is None
-        elif len(pairs) > 1:
+        elif len(pairs) > 0:
             assert found == pytest.approx(float(torch.cosine_similarity(s.double(), previous.double(), 0)), abs=1e-5)
+        pairs.push(s, 2.0 * s)
         previous = s
 
 

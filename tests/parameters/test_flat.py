@@ -4,11 +4,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from adaqn import StorageOptions
 from adaqn.parameters.flat import FlatParameters
 from oracles import NoisyValley, Vector, quiet, run
+from reads import reads
 
 SHAPES = st.lists(st.lists(st.integers(0, 4), max_size=3).map(tuple), min_size=1, max_size=6).map(
     lambda shapes: [*shapes[:5], (2,)]
@@ -52,18 +52,6 @@ def test_gradients_arrive_where_their_parameters_are_and_missing_ones_are_zero(s
         assert (view == (i + 1.0 if i in given_ones else 0.0)).all()
 
 
-class Reads(TorchDispatchMode):
-    """Counts every value that Python takes out of a tensor."""
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += "_local_scalar_dense" in str(func) or "is_nonzero" in str(func) or "item" in str(func)
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -75,7 +63,7 @@ class Reads(TorchDispatchMode):
     ],
 )
 @pytest.mark.parametrize("tensor_lr", [False, True])
-def test_one_value_is_read_from_the_device_per_step(options, tensor_lr):
+def test_no_value_is_read_from_the_device_in_a_step(options, tensor_lr):
     problem = NoisyValley()
     model = Vector(problem.w0)
     lr = torch.tensor(0.01, dtype=torch.float64) if tensor_lr else 0.01
@@ -84,9 +72,9 @@ def test_one_value_is_read_from_the_device_per_step(options, tensor_lr):
     assert opt.stats.pairs > 0
     for k in range(20, 23):  # the steps of a cycle but its last
         model.set_gradient(problem.gradient(model.vector(), k))
-        with Reads() as reads:
+        with reads() as noted:
             opt.step()
-        assert reads.count == 1
+        assert not noted.lines
 
 
 def test_a_gradient_whose_square_underflows_is_a_gradient():

@@ -38,6 +38,18 @@ class Curvature:
     def observe(self, g: Tensor) -> None:
         """See the gradient of this step."""
 
+    def see(self, g: Tensor, ok: Tensor, scratch: Tensor) -> None:
+        """The gradient of this step; where ``ok`` is 0 it was not finite, and nothing may be learnt from it.
+
+        ``observe`` is called only for finite ones, which the host must wait for: override this instead and use ``ok``
+        as a factor, and nobody waits. ``scratch`` is a vector whose content nobody needs.
+        """
+        if type(self).observe is not Curvature.observe and bool(ok):
+            self.observe(g)
+
+    def settle(self, count: int) -> None:
+        """The host learns that so many of the gradients since the last call were finite."""
+
     def product(self, s: Tensor, candidate: Tensor, out: Tensor) -> Tensor:
         """out ← curvature·s at the candidate."""
         raise TypeError(f"{type(self).__name__} has no product with s: override product()")
@@ -83,6 +95,12 @@ class AccumulatedFisher(Curvature):
 
     def observe(self, g: Tensor) -> None:
         self.ring.push(g)  # Alg. 1, l. 6
+
+    def see(self, g: Tensor, ok: Tensor, scratch: Tensor) -> None:
+        self.ring.push_if(g, ok, scratch)
+
+    def settle(self, count: int) -> None:
+        self.ring.settle(count)
 
     def product(self, s: Tensor, candidate: Tensor, out: Tensor) -> Tensor:
         rows = self.ring.rows

@@ -17,12 +17,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-import torch
-
-from adaqn.core.history import Pairs
 from adaqn.core.outcome import Outcome
-from adaqn.core.pairs import products
-from adaqn.core.products import Reduce, local
 
 START = 5
 """The first length of an adaptive cycle, the paper's fixed one."""
@@ -89,11 +84,11 @@ def next_cycle_length(length: int, outcome: Outcome, share: float | None, shorte
     return min(max(length, shortest), longest)
 
 
-def cosine_of_newest(pairs: Pairs, reduce: Reduce = local) -> float | None:
-    """cos(s, s₋) of the two newest pairs; ``None`` while there are not two, or where their squares underflow."""
-    if len(pairs) < 2:
-        return None
-    older, newest = (pairs.S[slot].to(torch.promote_types(torch.float32, pairs.S.dtype)) for slot in pairs.order[-2:])
-    square, across, newest_square = products(older, newest, reduce)
-    length = math.sqrt(square) * math.sqrt(newest_square)
+def cosine(square: float, across: float, other_square: float) -> float | None:
+    """Of the angle between two vectors with these products; ``None`` where their squares underflow or overflow.
+
+    >>> cosine(4.0, 1.0, 1.0), cosine(0.0, 0.0, 1.0)
+    (0.5, None)
+    """
+    length = math.sqrt(square) * math.sqrt(other_square)
     return across / length if math.isfinite(length) and length > 0.0 else None

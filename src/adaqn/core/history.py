@@ -6,7 +6,8 @@ Buffers are handed in, so that their owner decides where they live and how they 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,6 +34,8 @@ class Ring:
         self.data = data
         self.start = 0
         self.size = 0
+        self._unknown = torch.zeros(1, dtype=torch.float64, device=data.device)
+        """How many vectors :meth:`push_if` has stored that the host does not know of."""
 
     @property
     def capacity(self) -> int:
@@ -47,18 +50,75 @@ class Ring:
     def order(self) -> list[int]:
         return [(self.start + i) % self.capacity for i in range(self.size)]
 
+    @property
+    def next_slot(self) -> int:
+        return (self.start + self.size) % self.capacity
+
     def push(self, vector: Tensor) -> int:
         """Store a copy; returns the slot that it took."""
-        slot = (self.start + self.size) % self.capacity
+        slot = self.next_slot
         self.data[slot].copy_(vector)
-        if self.size < self.capacity:
-            self.size += 1
-        else:
-            self.start = (self.start + 1) % self.capacity
+        self._advance(1)
         return slot
+
+    def push_if(self, vector: Tensor, ok: Tensor, scratch: Tensor) -> None:
+        """Store a copy if ``ok`` is 1 and nothing if it is 0, without the host knowing: :meth:`settle` tells it later.
+
+        ``scratch`` is a vector whose content nobody needs.
+        """
+        data, ok = self.data, ok.to(self.data.device)
+        slot = ((self._unknown + self.next_slot) % self.capacity).long()
+        fits = (scratch.dtype, scratch.device) == (data.dtype, data.device)
+        row = torch.index_select(data, 0, slot, **({"out": scratch[None]} if fits else {}))
+        row.lerp_(vector.to(row)[None], ok.to(row))  # where it is 0, the row stays what it was
+        data.index_put_((slot,), row)
+        self._unknown += ok
+
+    def settle(self, count: int) -> None:
+        """The host learns that :meth:`push_if` has stored so many vectors."""
+        self._advance(count)
+        self._unknown.zero_()
+
+    def _advance(self, count: int) -> None:
+        overwritten = max(0, self.size + count - self.capacity)
+        self.start = (self.start + overwritten) % self.capacity
+        self.size = min(self.size + count, self.capacity)
 
     def clear(self) -> None:
         self.start = self.size = 0
+        self._unknown.zero_()
+
+
+class Solved(NamedTuple):
+    """What a direction needs of the products of the pairs."""
+
+    R: Tensor
+    """The upper triangle of s_i·y_j by age."""
+    inverse: Tensor
+    """R⁻¹ with its rows and columns by slot."""
+    D: Tensor
+    """The s_i·y_i by slot."""
+
+
+@torch.inference_mode(False)
+def _solved(gram: Tensor, order: Sequence[int]) -> Solved:
+    by_age = torch.tensor(order, dtype=torch.long, device=gram.device)
+    R = gram[by_age][:, by_age].triu()
+    identity = torch.eye(len(order), dtype=torch.float64, device=gram.device)
+    inverse: Tensor = torch.linalg.solve_triangular(R, identity, upper=True)
+    by_slot = torch.argsort(by_age)
+    return Solved(R, inverse[by_slot][:, by_slot].contiguous(), gram.diagonal()[: len(order)].clone())
+
+
+class Draft(NamedTuple):
+    """A pair that is not stored yet, and what the memory would be with it."""
+
+    s: Tensor
+    y: Tensor
+    gram: Tensor
+    solved: Solved
+    told: Tensor
+    """What decides whether it is stored: s·y, and 1 if R has an inverse within the range of numbers, 0 if not."""
 
 
 class Pairs:
@@ -102,16 +162,50 @@ class Pairs:
         return self._s.order
 
     def push(self, s: Tensor, y: Tensor) -> None:
-        """Store copies; y comes back rounded as it was stored."""
-        slot = self._s.push(s)
-        self._y.push(y)
+        """Store copies; y comes back rounded as it was stored. One read from the device."""
         round_to(self.Y.dtype, y)
+        s = s.to(self.S.dtype).to(s.dtype)
+        draft = self.draft(s, y, self._reduce(self.products_with(s, y)))
+        self.store(draft, alone=len(self) > 0 and not bool(draft.told[1]))
+
+    def products_with(self, s: Tensor, y: Tensor) -> Tensor:
+        """s_i·y of every s in memory, by slot, and s·y behind them: what this process has of them."""
+        return torch.cat([dots(self.S, y), s.dot(y).double().reshape(1)])
+
+    def beside_newest(self, s: Tensor) -> Tensor:
+        """s₋·s₋ and s₋·s for s₋ of the newest pair: what this process has of them; zeros where there is none."""
+        if len(self) == 0:
+            return torch.zeros(2, dtype=torch.float64, device=self.gram.device)
+        newest = self.S[self.order[-1]].to(s.dtype)
+        return torch.stack([newest.dot(newest), newest.dot(s)]).double()
+
+    def draft(self, s: Tensor, y: Tensor, products: Tensor) -> Draft:
+        """What the memory would be with this pair, rounded as it would be stored; nothing is changed or read.
+
+        ``products`` are :meth:`products_with` over all processes.
+        """
+        slot = self._s.next_slot
+        gram = self.gram.clone()
         # Only s_i·y_j with j the younger of the two is ever used: the new y against all s.
-        self.gram[: len(self), slot] = self._reduce(dots(self.S, y))
-        self._prepare()
-        if len(self) > 1 and not self._is_solvable():
+        gram[: len(self), slot] = products[:-1]
+        gram[slot, slot] = products[-1]
+        order = [*(i for i in self.order if i != slot), slot]
+        solved = _solved(gram, order)
+        is_solvable = (solved.inverse.abs() < LARGEST_INVERSE).all()  # false for nan as well
+        return Draft(s, y, gram, solved, torch.stack([products[-1], is_solvable.double()]))
+
+    def store(self, draft: Draft, *, alone: bool = False) -> None:
+        """Store the pair; ``alone`` where the others cannot stay beside it (``told``)."""
+        if alone:
             self.clear()
-            self.push(s, y)
+        slot = self._s.push(draft.s)
+        self._y.push(draft.y)
+        if alone:
+            self.gram[slot, slot] = draft.told[0]
+            self._prepare()
+        else:
+            self.gram.copy_(draft.gram)
+            self._solved = draft.solved
 
     def clear(self) -> None:
         self._s.clear()
@@ -124,9 +218,6 @@ class Pairs:
         self._s.size = self._y.size = size
         self._prepare()
 
-    def _is_solvable(self) -> bool:
-        return bool((self.inverse.abs() < LARGEST_INVERSE).all())  # false for nan as well
-
     def recompute(self) -> None:
         """S·Yᵀ anew, where rows were rounded since it was made."""
         for slot in range(len(self)):
@@ -134,27 +225,35 @@ class Pairs:
             self.gram[: len(self), slot] = self._reduce(dots(self.S, y))
         self._prepare()
 
-    @torch.inference_mode(False)
     def _prepare(self) -> None:
-        order = torch.tensor(self._s.order, dtype=torch.long, device=self.gram.device)
-        self.R = self.gram[order][:, order].triu()
-        identity = torch.eye(len(self), dtype=torch.float64, device=self.gram.device)
-        inverse: Tensor = torch.linalg.solve_triangular(self.R, identity, upper=True)
-        by_slot = torch.argsort(order)
-        self.inverse = inverse[by_slot][:, by_slot].contiguous()
-        self.D = self.gram.diagonal()[: len(self)].clone()
+        self._solved = _solved(self.gram, self.order)
+
+    @property
+    def R(self) -> Tensor:
+        return self._solved.R
+
+    @property
+    def inverse(self) -> Tensor:
+        return self._solved.inverse
+
+    @property
+    def D(self) -> Tensor:
+        return self._solved.D
 
 
 class Average:
-    """The running sum of iterates (the paper's w_s) and how many it holds."""
+    """The running sum of iterates (the paper's w_s); how many it holds is counted on the device."""
 
     def __init__(self, total: Tensor) -> None:
         self.total = total
-        self.count = 0
 
-    def mean(self, out: Tensor) -> Tensor:
-        return torch.div(self.total, self.count, out=out)  # Alg. 1, l. 9; D1
+    def add(self, w: Tensor, ok: Tensor) -> None:
+        """Alg. 1, l. 7; nothing where ``ok`` is 0, except that a w that is no number shows."""
+        self.total.addcmul_(w, ok)
+
+    def mean(self, count: Tensor, out: Tensor) -> Tensor:
+        """Alg. 1, l. 9; D1. Of nothing it is zero."""
+        return torch.div(self.total, count.clamp(min=1.0), out=out)
 
     def clear(self) -> None:
-        self.count = 0
         self.total.zero_()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from adaqn.core.checks import at_least_one
-from adaqn.core.eigenbasis import add_outer, first_basis, into_basis, lift, matrix_shape, next_basis, out_of_basis
-from adaqn.core.scaling import Adam, decay_in_range
-
-SIDES = ("left", "right")
+from adaqn.core.blocks import BLOCK_SIZE, Block, blocks_of
+from adaqn.core.checks import at_least_one, whole
+from adaqn.core.eigenbasis import add_outer, into_basis, lift, matrix_shape, out_of_basis
+from adaqn.core.scaling import Adam, decay_in_range, present_parts
+from adaqn.core.stacks import SIDES, Member, Stack, Stacks, members_of
+from adaqn.core.turning import Place, Turning
 
 
 class Kronecker(Adam):
@@ -27,9 +30,11 @@ class Kronecker(Adam):
     diagonal matrix between an orthonormal one and its transpose. The first basis is exact; every ``refresh`` steps one
     power iteration and a QR decomposition follow L and R. V is not rotated then, only sorted as its columns were.
 
-    A tensor of more than two dimensions is a matrix, cut where it is most nearly square. Scalars and vectors have
-    Adam's diagonal. So has a side longer than ``max_dimension``: its Q is the identity. Complex parameters are pairs
-    of reals, a complex vector therefore a matrix of two columns.
+    A tensor of more than two dimensions is a matrix, cut where it is most nearly square. A side longer than
+    ``block_size``, or than 128 and four times the other side, is cut into equal pieces, and each block of the matrix
+    has its own L, R and bases: H0 is block-diagonal, as in Distributed Shampoo. Scalars and vectors have Adam's
+    diagonal, and so has a side of length 1. Complex parameters are pairs of reals, a complex vector therefore a matrix
+    of two columns.
 
     Where it differs from SOAP: there is no first moment (that is the optimizer's business); SOAP makes no step with
     the very first gradient, from which its first basis comes, and this is Adam's diagonal for that one step; ε is
@@ -38,10 +43,10 @@ class Kronecker(Adam):
     basis by rule instead of rounding errors, for a shift of L and R by 1e-6 of their largest eigenvalue (D22); √V̂ + ε
     is at least 128 units of rounding of its norm, without which float32 weights drift along directions that no
     gradient has. The decay and ε are those of the public programs; the paper's text was not at hand to check.
-    ``refresh`` is 10 in one of them and 2 in another, and 5 did better than 10 here (``experiments/LOG.md``);
-    ``max_dimension`` is 10000 in both.
+    ``refresh`` is 10 in one of them and 2 in another, and 5 did better than 10 here (``experiments/LOG.md``); both give
+    sides of more than 10000 no basis, and cut none.
 
-    Cost per p × q matrix: 2p² + 2q² numbers beside V (L, R and the bases). Each gradient and each application
+    Cost per p × q block: 2p² + 2q² numbers beside V (L, R and the bases). Each gradient and each application
     take four products of matrices, 4pq(p + q) operations, and two temporaries of its size; a refresh takes about
     5(p³ + q³). Forward and backward of a linear layer take 6pqB for B rows per batch, so H0 is cheap beside them
     where p + q is small beside B.
@@ -50,7 +55,7 @@ class Kronecker(Adam):
         decay: β of V's running average.
         eps: ε.
         refresh: gradients between two refreshments of the bases.
-        max_dimension: the longest side that has a basis.
+        block_size: the longest side of a block.
         basis_decay: β of the averages L and R; by default that of V.
 
     >>> from adaqn import AdaQN
@@ -64,6 +69,7 @@ class Kronecker(Adam):
 
     number_names = ("step", "seen")
     elementwise = False
+    skips_by_itself = True
 
     def __init__(
         self,
@@ -71,131 +77,199 @@ class Kronecker(Adam):
         eps: float = 1e-8,
         *,
         refresh: int = 5,
-        max_dimension: int = 2048,
+        block_size: int = BLOCK_SIZE,
         basis_decay: float | None = None,
+        **removed: Any,
     ) -> None:
+        refuse_max_dimension(type(self).__name__, removed)
         super().__init__(decay, eps)
         self.refresh = at_least_one("refresh", refresh)
-        self.max_dimension = at_least_one("max_dimension", max_dimension)
+        self.block_size = whole("block_size", block_size, 2)
         self.basis_decay = self.decay if basis_decay is None else decay_in_range("basis_decay", basis_decay)
         self.seen: list[int] = []
+        """How often each parameter had a gradient, finite or not: by this the bases are refreshed."""
+        self.matrices: list[tuple[int, int]] = []
+        self._members: list[list[Member]] = []
+        self._stacks: dict[tuple[int, ...], Stacks] = {}
+
+    def blocks(self, shape: Sequence[int]) -> list[Block] | None:
+        if len(shape) < 2 or 0 in shape:
+            return None
+        return blocks_of(matrix_shape(shape), self.block_size)
 
     def tensor_shapes(self, shape: Sequence[int]) -> dict[str, tuple[int, ...]]:
-        if len(shape) < 2 or 0 in shape:
-            return {}
+        blocks = self.blocks(shape) or []
         shapes: dict[str, tuple[int, ...]] = {}
-        for side, n in zip(SIDES, matrix_shape(shape), strict=True):
-            if 1 < n <= self.max_dimension:  # a side of length 1 has no other basis
-                shapes |= {f"{side}_average": (n, n), f"{side}_basis": (n, n)}
+        for dim, side in enumerate(SIDES):
+            lengths = [block.shape[dim] for block in blocks if block.shape[dim] > 1]  # 1 has no other basis
+            if lengths:
+                size = (lengths[0], lengths[0]) if len(blocks) == 1 else (sum(n * n for n in lengths),)
+                shapes |= {f"{side}_average": size, f"{side}_basis": size}
         return shapes
+
+    def build(
+        self,
+        vectors: dict[str, Tensor],
+        shapes: Sequence[Sequence[int]],
+        tensors: Sequence[dict[str, Tensor]] | None = None,
+        cuts: Sequence[int | None] | None = None,
+        places: Sequence[Place] | None = None,
+        wholes: Sequence[tuple[int, int]] | None = None,
+    ) -> None:
+        """``places`` say where these parameters lie in whole ones, matrices of ``wholes``, if they are parts."""
+        cuts = list(cuts) if cuts is not None else [None] * len(shapes)
+        tensors = list(tensors) if tensors is not None else [{} for _ in shapes]
+        self.matrices = [matrix_shape(shape, cut) for shape, cut in zip(shapes, cuts, strict=True)]
+        starts = [0, *accumulate(p * q for p, q in self.matrices)]
+        self._members = [
+            members_of(i, blocks_of(self.matrices[i], self.block_size), starts[i], self.matrices[i], kept)
+            if kept
+            else []
+            for i, kept in enumerate(tensors)
+        ]
+        self._stacks = {}
+        if places is None or wholes is None:
+            wholes = [matrix if kept else (0, 0) for matrix, kept in zip(self.matrices, tensors, strict=True)]
+            places = [Place(i) for i in range(len(wholes))]
+        self._turning = Turning(places, wholes, self.block_size, self._refresh)
+        super().build(vectors, shapes, tensors, cuts)
 
     def reset(self) -> None:
         super().reset()
         self.seen = [0] * len(self.shapes)
-        for tensors in self.tensors:
-            for side in SIDES:
-                if f"{side}_basis" in tensors:
-                    tensors[f"{side}_basis"].fill_diagonal_(1.0)
-
-    def update(self, g: Tensor) -> None:
-        self.update_some(g, range(len(self.shapes)))
+        self._turning.reset()
+        for basis in (basis for members in self._members for member in members for basis in member.bases):
+            if basis is not None:
+                basis.fill_diagonal_(1.0)
 
     def update_some(self, g: Tensor, present: Sequence[int]) -> None:
-        gradients, moments = self._matrices(g), self._matrices(self.vectors["square_avg"])
+        self._see({"square_avg": g}, present)
+
+    def _see(self, shown: dict[str, Tensor], present: Sequence[int], turned: list[Tensor] | None = None) -> None:
+        """Add squares to these vectors, and outer products of the first to L and R; ``turned`` gets it by stacks."""
+        stacks, first = self._stacks_of(present), next(iter(shown))
+        # Before the gradient is looked at: a basis made from it would be that of its own rounding errors.
+        moments = [self.vectors[name] for name in self.vector_names]
+        self.ages.restart(self._turning.turn(stacks, moments, self.seen))
+        self._forget(shown, stacks, present)
+        cut = {name: (stacks.split(v), stacks.split(self.vectors[name])) for name, v in shown.items()}
+        for stack in stacks.stacks:
+            for name, (pieces, squares) in cut.items():
+                v = stack.gather(pieces)
+                x = into_basis(v, *stack.bases)
+                parts = stack.parts(x)
+                torch._foreach_addcmul_(stack.inside(squares), parts, parts, 1.0 - self.decay)
+                if name == first:
+                    self._add_outer(stack, v)
+                    if turned is not None:
+                        turned.append(x)
+        for pieces, squares in cut.values() if stacks.rest else ():
+            rest = [pieces[i] for i in stacks.rest]
+            torch._foreach_addcmul_([squares[i] for i in stacks.rest], rest, rest, 1.0 - self.decay)
+        self.ages.add(present, self.ok)
         for i in present:
-            # Before this gradient is looked at: a basis made from it would be that of its own rounding errors.
-            self._turn(i, [moments[i]])
-            self._add_square(i, moments[i], gradients[i])
-            self._add_to_averages(i, gradients[i])
+            self.seen[i] += 1
 
-    def _add_square(self, i: int, moments: Tensor, v: Tensor) -> Tensor:
-        """V ← its running average with the square of v in the coordinates of the bases; returns v in those."""
-        rotated = self._rotated(i, v)
-        moments.mul_(self.decay).addcmul_(rotated, rotated, value=1.0 - self.decay)
-        return rotated
+    def _forget(self, names: Iterable[str], stacks: Stacks, present: Sequence[int]) -> None:
+        """What averages lose to the next gradient."""
+        remembered = self._remembered(self.decay)
+        for part in present_parts(self.sizes, set(present)):
+            for name in names:
+                self.vectors[name][part].mul_(remembered)
+        if self.ok is not None and stacks.averages:  # otherwise the product does this
+            torch._foreach_mul_(stacks.averages, self._remembered(self.basis_decay))
 
-    def _rotated(self, i: int, v: Tensor) -> Tensor:
-        return into_basis(v, *self._bases(i)) if self.tensors[i] else v
-
-    def _add_to_averages(self, i: int, G: Tensor) -> None:
+    def _add_outer(self, stack: Stack, G: Tensor) -> None:
         """L and R, from which the next bases come."""
-        for side, matrix in zip(SIDES, (G, G.t()), strict=True):
-            if f"{side}_average" in self.tensors[i]:
-                add_outer(self.tensors[i][f"{side}_average"], matrix, self.basis_decay)
-        self.steps[i] += 1
-        self.seen[i] += 1
+        keep = self.basis_decay if self.ok is None else 1.0
+        for average, matrices in zip(stack.averages, (G, G.mT), strict=True):
+            if average is not None:
+                add_outer(average, matrices, keep, 1.0 - self.basis_decay)
 
     def roots(self, out: Tensor) -> Tensor:
         """out ← √V̂ + ε, in the coordinates of the bases."""
-        for i, root in enumerate(self._matrices(super().roots(out))):
-            if self.tensors[i]:
-                lift(root)
+        stacks = self._stacks_of(range(len(self.shapes)))
+        pieces = stacks.split(self._plain_roots(out))
+        for stack in stacks.stacks:
+            lifted = lift(stack.gather(pieces))
+            if not stack.is_view:
+                stack.scatter(lifted, pieces)
         return out
 
+    def _plain_roots(self, out: Tensor) -> Tensor:
+        """The same but for what is too small."""
+        return super().roots(out)
+
     def apply(self, v: Tensor, out: Tensor) -> Tensor:
-        return self._between_bases(torch.div, v, out)
+        return self._between_bases(torch.div, torch._foreach_div, v, out)
 
     def apply_inverse(self, v: Tensor, out: Tensor) -> Tensor:
-        return self._between_bases(torch.mul, v, out)
+        return self._between_bases(torch.mul, torch._foreach_mul, v, out)
 
     def square(self, v: Tensor) -> Tensor:
         """v·H0 v: half of the products of an application."""
-        rotated = [self._rotated(i, part) for i, part in enumerate(self._matrices(v))]
-        return self._square(rotated, self.roots(torch.empty_like(v)))
+        stacks = self._stacks_of(range(len(self.shapes)))
+        pieces = stacks.split(v)
+        return self._square([into_basis(stack.gather(pieces), *stack.bases) for stack in stacks.stacks], v)
 
-    def _square(self, rotated: Sequence[Tensor], roots: Tensor) -> Tensor:
-        """The same from v in the coordinates of the bases."""
-        total = torch.zeros((), dtype=torch.float64, device=roots.device)
-        for part, root in zip(rotated, self._matrices(roots), strict=True):
-            total += torch.div(part, root, out=root).flatten().dot(part.flatten())
+    def _square(self, turned: Sequence[Tensor], v: Tensor) -> Tensor:
+        """The same where v is known by stacks, in the coordinates of the bases."""
+        stacks = self._stacks_of(range(len(self.shapes)))
+        pieces, roots = stacks.split(v), stacks.split(self._plain_roots(torch.empty_like(v)))
+        found = [(x, lift(stack.gather(roots))) for stack, x in zip(stacks.stacks, turned, strict=True)]
+        found += [(pieces[i], roots[i]) for i in stacks.rest]
+        total = torch.zeros((), dtype=torch.float64, device=v.device)
+        for x, root in found:
+            total += x.div(root).view(-1).dot(x.view(-1))
         return total
 
-    def _between_bases(self, operation: Callable[..., Tensor], v: Tensor, out: Tensor) -> Tensor:
+    def _between_bases(
+        self, operation: Callable[..., Tensor], for_each: Callable[..., Any], v: Tensor, out: Tensor
+    ) -> Tensor:
         """out ← v with the operation by the roots, in the coordinates of the bases."""
-        roots = self._matrices(self.roots(out))
-        for i, (part, root) in enumerate(zip(self._matrices(v), roots, strict=True)):
-            if self.tensors[i]:
-                rotated = into_basis(part, *self._bases(i))
-                out_of_basis(operation(rotated, root, out=rotated), *self._bases(i), out=root)
-            else:
-                operation(part, root, out=root)
+        stacks = self._stacks_of(range(len(self.shapes)))
+        pieces, results = stacks.split(v), stacks.split(self._plain_roots(out))
+        for stack in stacks.stacks:
+            root = lift(stack.gather(results))
+            x = into_basis(stack.gather(pieces), *stack.bases)
+            out_of_basis(operation(x, root, out=x), *stack.bases, out=root)
+            if not stack.is_view:
+                stack.scatter(root, results)
+        if stacks.rest:
+            rest = [results[i] for i in stacks.rest]
+            torch._foreach_copy_(rest, for_each([pieces[i] for i in stacks.rest], rest))
         return out
 
     def numbers(self, index: int) -> dict[str, float]:
-        return {"step": self.steps[index], "seen": self.seen[index]}
+        return {**super().numbers(index), "seen": self.seen[index]}
 
     def load_numbers(self, index: int, numbers: dict[str, float]) -> None:
-        self.steps[index], self.seen[index] = int(numbers["step"]), int(numbers["seen"])
+        super().load_numbers(index, numbers)
+        self.seen[index] = int(numbers["seen"])
+        # V that is older than L and R comes from elsewhere, and goes with the first basis instead of starting anew.
+        self._turning.keep(index, keep=numbers["step"] > numbers["seen"])
 
-    def _turn(self, i: int, moments: Sequence[Tensor]) -> None:
-        """The first basis, or the next one, where one is due; averages in its coordinates follow."""
-        age = self.seen[i] - 1  # SOAP counts from the gradient after the first
-        if not self.tensors[i] or age < 0 or age % self._refresh(i):
-            return
-        for dim, side in enumerate(SIDES):
-            if f"{side}_basis" not in self.tensors[i]:
-                continue
-            average, basis = self.tensors[i][f"{side}_average"], self.tensors[i][f"{side}_basis"]
-            if age == 0:
-                basis.copy_(first_basis(average))
-            else:
-                Q, order = next_basis(average, basis)
-                basis.copy_(Q)
-                for V in moments:
-                    V.copy_(V.index_select(dim, order))
-        if age == 0:  # they were of the identity's coordinates
-            for V in moments:
-                V.zero_()
-            self.steps[i] = 0
-
-    def _refresh(self, i: int) -> int:
-        """Gradients between two refreshments of that parameter's bases."""
+    def _refresh(self, shape: tuple[int, int]) -> int:
+        """Gradients between two refreshments of the bases of a block of that shape."""
         return self.refresh
 
-    def _bases(self, i: int) -> tuple[Tensor | None, Tensor | None]:
-        return self.tensors[i].get("left_basis"), self.tensors[i].get("right_basis")
+    def _stacks_of(self, present: Sequence[int]) -> Stacks:
+        key = tuple(present) if len(present) < len(self.shapes) else ()
+        if key not in self._stacks:
+            self._stacks = {k: found for k, found in self._stacks.items() if not k}  # one selection at most
+            ends = [0, *accumulate(self.sizes)]
+            members = [member for i in present for member in self._members[i]]
+            rest = [(ends[i], ends[i + 1]) for i in present if not self._members[i]]
+            self._stacks[key] = Stacks(members, rest, ends[-1])
+        return self._stacks[key]
 
-    def _matrices(self, vector: Tensor) -> list[Tensor]:
-        """One view per parameter, a matrix."""
-        pieces = torch.split(vector, self.sizes)
-        return [piece.view(matrix_shape(shape)) for piece, shape in zip(pieces, self.shapes, strict=True)]
+
+def refuse_max_dimension(name: str, removed: dict[str, Any]) -> None:
+    """An error for arguments that are not there."""
+    if "max_dimension" in removed:
+        raise TypeError(
+            f"{name} has no argument 'max_dimension' any more: longer sides are cut into blocks with a basis each, "
+            f"write block_size={removed['max_dimension']!r}"
+        )
+    if removed:
+        raise TypeError(f"{name} has no argument {', '.join(map(repr, removed))}")

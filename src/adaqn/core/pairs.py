@@ -80,7 +80,8 @@ class TowardsH0:
 
     A Fisher product is of the order of g², and H0⁻¹ of that of g: where losses and gradients are small, a pair would
     say that there is no curvature along s, and the next step along it would be without bound. So far below H0's own
-    guess a pair is not believed; above it, where pairs shorten steps, it is as it was.
+    guess a pair is not believed; above it, where pairs shorten steps, it is as it was. Nothing is
+    read back by the host.
     """
 
     def __init__(self, share: float) -> None:
@@ -90,10 +91,11 @@ class TowardsH0:
 
     def __call__(self, s: Tensor, y: Tensor, scaling: Scaling, reduce: Reduce = local) -> None:
         along = scaling.apply_inverse(s, out=torch.empty_like(s))
-        h0, sy = reduce(torch.stack([s @ along, s @ y]).double()).tolist()
-        if math.isfinite(h0) and sy < self.share * h0:  # false where sy is not a number
-            theta = (1.0 - self.share) * h0 / (h0 - sy)
-            y.mul_(theta).add_(along, alpha=1.0 - theta)
+        h0, sy = reduce(torch.stack([s @ along, s @ y]).double())
+        damped = h0.isfinite() & (sy < self.share * h0)  # false where sy is not a number
+        theta = torch.where(damped, (1.0 - self.share) * h0 / (h0 - sy), 1.0)
+        along.nan_to_num_()  # zero times it must be zero
+        y.mul_(theta).addcmul_(along, 1.0 - theta)
 
 
 class Damping:

@@ -58,6 +58,13 @@ def _reduced(value: Tensor, reduce: Reduce) -> float:
     return float(value) if reduce is local else float(reduce(value.double().reshape(1)))
 
 
+def on_host(*tensors: Tensor) -> list[Tensor]:
+    """Copies of small tensors in the memory of the host, by one read from the device of the first."""
+    values = torch.cat([t.detach().to(tensors[0].device, torch.float64).reshape(-1) for t in tensors]).tolist()
+    pieces = torch.split(torch.tensor(values, dtype=torch.float64), [t.numel() for t in tensors])
+    return [piece.to(t.dtype).reshape(t.shape) for piece, t in zip(pieces, tensors, strict=True)]
+
+
 def round_to(dtype: torch.dtype, v: Tensor) -> None:
     """v ← v as it reads back from storage in that dtype; in pieces, so that no second vector is made."""
     if v.dtype != dtype:

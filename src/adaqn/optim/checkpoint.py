@@ -30,8 +30,8 @@ from adaqn.parameters.saved import show as show_beside_others
 
 _OWN = {
     *(field.name for field in fields(Counters)),
-    *("format", "gram", "anchor", "window", "window_count", "accepted", "keeps_accepted", "fisher", "master"),
-    *("pairs_s", "pairs_y", "pairs_start", "pairs_size", "momentum", "momentum_step"),
+    *("format", "gram", "anchor", "window", "window_count", "window_steps", "accepted", "keeps_accepted"),
+    *("fisher", "master", "pairs_s", "pairs_y", "pairs_start", "pairs_size", "momentum", "momentum_step"),
 }
 _OF_PARTS = {
     *(f"scaling_{name}" for name in ("sum", "square_avg", "step", "seen", "factor", "bounded_factor")),
@@ -104,11 +104,13 @@ def migrated(entry: Entry) -> Entry:
 
     Format 1 knew no adaptive cycles, no rotating monitor's turn and no window of rejections: zero stands for each.
     Formats 1 and 2 had an accepted average only where it was kept. Formats 1 to 3 did not remember the best loss.
+    Formats 1 to 4 counted only finite steps towards the length of a cycle.
     """
-    if entry.get("format") not in (1, 2, 3):
+    if entry.get("format") not in range(1, FORMAT):
         return entry
     kept = {"keeps_accepted": int("accepted" in entry)}
     known = {"accepted": entry["anchor"]} if "anchor" in entry else {}
+    known |= {"window_steps": entry["window_count"]} if "window_count" in entry else {}
     return {**dict.fromkeys((*NEW_IN_2, *NEW_IN_4), 0), **kept, **known, **entry, "format": FORMAT}
 
 

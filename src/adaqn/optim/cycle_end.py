@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from adaqn.core.acceptance import STEP_RECOVERY
-from adaqn.core.cycle import cosine_of_newest, next_cycle_length, signal_share
+from adaqn.core.cycle import cosine, next_cycle_length, signal_share
 from adaqn.core.outcome import Outcome
 from adaqn.core.pairs import is_usable
-from adaqn.core.pairs import products as products_of
 from adaqn.core.products import round_to
 from adaqn.optim.judge import Verdict
 from adaqn.optim.state import State
@@ -23,6 +22,8 @@ class Products(NamedTuple):
     ss: float | None = None
     sy: float | None = None
     yy: float | None = None
+    cosine: float | None = None
+    """Of the angle between s and that of the pair before it, where both are stored."""
 
 
 NO_PAIR = Products()
@@ -40,26 +41,32 @@ def curvature_along(state: State, s: Tensor, candidate: Tensor) -> Tensor:
             y = curvature.product(s, candidate, out=average.total)
     except BaseException:
         if state.method.pair_every_step:
-            average.clear()  # the next step has an anchor of its own
+            state.begin_cycle()  # the next step has an anchor of its own
         else:
-            torch.mul(candidate, average.count, out=average.total)
+            torch.mul(candidate, state.tally.finite, out=average.total)
         raise
     return y.neg_() if state.method.maximize and curvature.signed else y
 
 
 def offer(state: State, s: Tensor, y: Tensor) -> tuple[Outcome, Products]:
-    """Store the pair if its curvature is good enough (l. 19)."""
-    method, settle = state.method, state.flat.settle
+    """Store the pair if its curvature is good enough (l. 19); all that the host must know of it is one read."""
+    method, pairs, settle = state.method, state.pairs, state.flat.settle
     if method.repair is not None:
         method.repair(s, y, state.h0, settle)
-    for vector, rows in ((s, state.pairs.S), (y, state.pairs.Y)):
+    for vector, rows in ((s, pairs.S), (y, pairs.Y)):
         round_to(rows.dtype, vector)  # what is stored is what must pass the test
-    ss, sy, yy = products_of(s, y, settle)
+    squares = torch.stack([s.dot(s), y.dot(y)]).double()
+    beside = torch.zeros_like(squares) if method.cycle_bounds is None else pairs.beside_newest(s)
+    found = settle(torch.cat([squares, beside, pairs.products_with(s, y)]))
+    draft = pairs.draft(s, y, found[4:])
+    ss, yy, before, across, sy, solvable = torch.cat([found[:4], draft.told]).tolist()
     if not (is_usable(sy, yy) and method.curvature_test(ss, sy, yy, method.curvature_eps)):  # D14
         return Outcome.SKIPPED, Products(ss, sy, yy)
-    state.pairs.push(s, y)  # l. 20
+    alone = not solvable and len(pairs) > 0
+    angle = None if alone else cosine(before, across, ss)
+    pairs.store(draft, alone=alone)  # l. 20
     state.scaling.on_stored(sy, yy)
-    return Outcome.STORED, Products(ss, sy, yy)
+    return Outcome.STORED, Products(ss, sy, yy, angle)
 
 
 def accept(state: State, verdict: Verdict, outcome: Outcome, candidate: Tensor) -> bool:
@@ -92,12 +99,11 @@ def return_to_anchor(state: State, verdict: Verdict) -> None:
     state.counters.skips_in_row = state.counters.nonfinite_in_row = 0
 
 
-def adapt_cycle_length(state: State, outcome: Outcome, momentum: float) -> None:
+def adapt_cycle_length(state: State, outcome: Outcome, cosine: float | None, momentum: float) -> None:
     """Where L adapts, the length of the next cycle."""
     bounds = state.method.cycle_bounds
     if bounds is None:
         return
     length = state.cycle_length
-    cosine = cosine_of_newest(state.pairs, state.flat.settle) if outcome is Outcome.STORED else None
     share = signal_share(cosine, length, momentum) if cosine is not None else None
     state.counters.cycle_length = next_cycle_length(length, outcome, share, *bounds)

@@ -15,6 +15,7 @@ from torch import Tensor
 from adaqn.core.checks import number, step_size
 from adaqn.core.direction import gram
 from adaqn.core.products import dots, size_of
+from adaqn.core.scaling import runs
 from adaqn.optim.removed import FLAT
 from adaqn.optim.state import State
 
@@ -65,20 +66,27 @@ class StepSizes:
     Args:
         every: all param groups.
         groups: the group of each trained parameter, in the order of the vector.
+        lengths: how long each of them is in the vector.
         multiplier: of all step sizes.
     """
 
-    def __init__(self, every: Sequence[Group], groups: Sequence[Group], multiplier: float) -> None:
-        self.groups, self.multiplier = groups, multiplier
+    def __init__(self, every: Sequence[Group], groups: Sequence[Group], lengths: Sequence[int], multiplier: float):
+        self.groups, self.lengths, self.multiplier = groups, lengths, multiplier
         first = groups[0]["lr"]
         self.common = first if all(_same(group["lr"], first) for group in every) else None
         """lr, where all groups have the same."""
 
-    def roots(self) -> list[float | Tensor] | None:
-        """Λ^½ by parameter; ``None`` where all step sizes are the same."""
-        if self.common is not None:
-            return None
-        return [(scalar(group["lr"]) * self.multiplier) ** 0.5 for group in self.groups]
+    def stretches(self, present: Iterable[int]) -> list[tuple[slice, Group]]:
+        """Neighbours of one group that are present, as one slice of the vector."""
+        kinds: list[int | None] = [None] * len(self.groups)
+        for i in present:
+            kinds[i] = id(self.groups[i])
+        by_id = {id(group): group for group in self.groups}
+        return [(part, by_id[kind]) for part, kind in runs(self.lengths, kinds)]
+
+    def decays(self, present: Iterable[int]) -> bool:
+        """Is any weight to decay?"""
+        return any(self.groups[i]["weight_decay"] != 0.0 for i in present)
 
     def betas(self) -> list[float]:
         """β of the momentum by parameter."""
@@ -99,52 +107,61 @@ def _same(a: float | Tensor, b: float | Tensor) -> bool:
     return a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b)
 
 
-def measure(state: State, sizes: StepSizes, present: list[int]) -> tuple[float, Tensor | None]:
-    """(The size of the gradient, the one read per step from the device; and S·g where it came with it).
+def measure(state: State, sizes: StepSizes, present: list[int]) -> tuple[Tensor, Tensor | None]:
+    """(1 if the gradient is finite and 0 if not, which the host does not learn; S·g where it came with it).
 
-    With a vector in parts both are sums over the processes, and travel together (D19). The gradient that
-    the recursion will see is made beforehand for that, in the memory of the direction; nothing else changes.
+    In scratch the gradient is zero where it was not finite. With a vector in parts both are sums over the processes,
+    and travel together (D19). The gradient that the recursion will see is made beforehand for that, in the memory of
+    the direction; nothing else changes.
     """
-    g, reduce = state.scratch.gradient, state.flat.reduce
-    if state.flat.is_whole or state.method.direction is not gram or len(state.pairs) == 0:
-        return size_of(g, reduce), None
-    ahead = state.scratch.direction
-    if state.momentum is None:
-        ahead.copy_(g)
-    else:
-        state.momentum.preview(g, present, sizes.betas(), out=ahead)
-    roots = sizes.roots()
-    if roots is not None:
-        _scale(state.scratch.direction_parts, roots)
+    g, reduce, s_dot_g = state.scratch.gradient, state.flat.reduce, None
     square = g.dot(g).double().reshape(1)
-    total = reduce(torch.cat([square, dots(state.pairs.S, ahead)]))
-    size = float(total[0])
-    return size if size != 0.0 else size_of(g, reduce), total[1:]
-
-
-def descend(state: State, sizes: StepSizes, present: list[int], s_dot_g: Tensor | None) -> None:
-    """w ← w − Λ^½ H Λ^½ g with Λ the step sizes of the groups; only where there are gradients."""
-    groups, multiplier, roots = sizes.groups, sizes.multiplier, sizes.roots()
-    if roots is None:
-        d, scale = _direction(state, s_dot_g), scalar(sizes.common) * multiplier
-        if isinstance(scale, Tensor):
-            d, scale = d.mul_(scale), 1.0
+    if state.flat.is_whole or state.method.direction is not gram or len(state.pairs) == 0:
+        total = reduce(square)
     else:
-        _scale(state.scratch.gradient_parts, roots)
-        d, scale = _direction(state, s_dot_g), 1.0
-        _scale(state.scratch.direction_parts, roots)
+        ahead = state.scratch.direction
+        if state.momentum is None:
+            ahead.copy_(g)
+        else:
+            state.momentum.preview(g, present, sizes.betas(), out=ahead)
+        _scale(ahead, sizes)
+        total = reduce(torch.cat([square, dots(state.pairs.S, ahead)]))
+        s_dot_g = total[1:]
+    ok = total[0].isfinite().to(g.dtype)
+    for found in (g, s_dot_g):
+        if found is not None:
+            found.nan_to_num_(0.0, 0.0, 0.0).mul_(ok)  # nan times zero would be nan
+    return ok, s_dot_g
+
+
+def descend(state: State, sizes: StepSizes, present: list[int], s_dot_g: Tensor | None, ok: Tensor) -> None:
+    """w ← w − Λ^½ H Λ^½ g with Λ the step sizes of the groups; only where there are gradients, and ``ok`` is 1."""
+    _scale(state.scratch.gradient, sizes)
+    d = _direction(state, s_dot_g)
+    _scale(d, sizes)
+    scale = 1.0 if sizes.common is None else scalar(sizes.common) * sizes.multiplier
     if state.method.guarded and not math.isfinite(size_of(d, state.flat.reduce)):
         state.clear_history()
         d.zero_()
+    if isinstance(scale, Tensor) or sizes.decays(present):
+        d, scale = d.mul_(scale), 1.0
+        _add_decay(state, sizes, present, d, ok)
     weights, steps = state.weights(), state.scratch.direction_parts
-    for i in present:
-        if groups[i]["weight_decay"] != 0.0:
-            weights[i].mul_(1.0 - scalar(groups[i]["lr"]) * multiplier * scalar(groups[i]["weight_decay"]))
     torch._foreach_add_([weights[i] for i in present], [steps[i] for i in present], alpha=-scale)
     if state.master is not None:
         state.flat.scatter(state.master)
     else:
         state.flat.publish()
+
+
+def _add_decay(state: State, sizes: StepSizes, present: list[int], d: Tensor, ok: Tensor) -> None:
+    """d ← d + lr·decay·w, as in AdamW."""
+    if sizes.decays(present):
+        w = state.gather_weights()
+        for part, group in sizes.stretches(present):
+            if group["weight_decay"] != 0.0:
+                share = scalar(group["lr"]) * sizes.multiplier * scalar(group["weight_decay"])
+                d[part].addcmul_(w[part], ok * share)
 
 
 def _direction(state: State, s_dot_g: Tensor | None) -> Tensor:
@@ -157,6 +174,8 @@ def _direction(state: State, s_dot_g: Tensor | None) -> Tensor:
     return state.method.direction(g, state.pairs, state.h0, out=out, reduce=flat.reduce)
 
 
-def _scale(parts: list[Tensor], factors: Sequence[float | Tensor]) -> None:
-    for part, factor in zip(parts, factors, strict=True):
-        part.mul_(factor)
+def _scale(vector: Tensor, sizes: StepSizes) -> None:
+    """vector ← Λ^½ vector; as it is where all step sizes are the same, which are then a factor of the whole step."""
+    if sizes.common is None:
+        for part, group in sizes.stretches(range(len(sizes.lengths))):
+            vector[part].mul_((scalar(group["lr"]) * sizes.multiplier) ** 0.5)

@@ -12,7 +12,7 @@ from typing import Any
 from adaqn.core.acceptance import SMALLEST_MULTIPLIER
 from adaqn.core.outcome import Outcome
 
-FORMAT = 4
+FORMAT = 5
 """Version of the saved state; raise it with any change, and migrate or refuse what is older."""
 UNSTORED_WARNING = 50
 """Cycles in a row without a stored pair after which a warning says that only H0 is at work."""

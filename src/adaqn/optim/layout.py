@@ -35,7 +35,7 @@ def vector_layout(method: Method, *, momentum: bool) -> Layout:
 def number_names(method: Method, *, momentum: bool) -> set[str]:
     """The plain numbers in the saved state of each parameter."""
     return {
-        *("format", "keeps_accepted", "window_count", "pairs_start", "pairs_size"),
+        *("format", "keeps_accepted", "window_count", "window_steps", "pairs_start", "pairs_size"),
         *(field.name for field in fields(Counters)),
         *(f"curvature_{name}" for name in method.curvature.number_names),
         *(f"scaling_{name}" for name in method.scaling.number_names),

@@ -32,6 +32,7 @@ def moved(old: State, params: list[Tensor]) -> State:
     H0's accumulators and the wide weights of the parameters that stay are carried over; the history starts anew.
     """
     flat = flat_for(old.method, params)
+    old.settle()
     if isinstance(old.curvature, ModelCurvature):
         old.curvature.attach(flat)
     known = old.h0_by_parameter()  # before its H0 gets new tensors: one object serves both states

@@ -9,6 +9,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 
 import torch
@@ -64,6 +65,8 @@ class QuasiNewton(Optimizer):
 
     needs: ClassVar[str] = "step() after backward()"
     """What ``step`` wants, in one line."""
+    _moving_lr: Tensor | None = None
+    """A step size that is a tensor, and was above 0 when it was read: once, and not in every step."""
 
     def __init__(
         self,
@@ -102,34 +105,40 @@ class QuasiNewton(Optimizer):
             self._note_no_gradient(params)
             return loss
         state = self._state_for_step(params, rerun)  # l. 1 to 3, before the first step
-        sizes = StepSizes(self.param_groups, groups, state.step_multiplier)
+        sizes = StepSizes(self.param_groups, groups, state.flat.sizes, state.step_multiplier)
         present = state.read_gradients()
-        size, s_dot_g = measure(state, sizes, present)
-        if not self._check_gradient(state, size):
+        ok, s_dot_g = measure(state, sizes, present)  # from here on the host does not know whether there is a step (D9)
+        if not self._may_step(state, ok):
             return loss
-        state.show_to_h0(state.scratch.gradient, present, negated=self._method.maximize)  # H0: Σg² in the paper
+        g = state.scratch.gradient
+        state.show_to_h0(g, present, ok, negated=self._method.maximize)  # H0: Σg² in the paper
         if self._method.pair_every_step:
-            state.move_anchor_here()  # s is this step, whatever moved the weights
-        state.curvature.observe(state.scratch.gradient)  # l. 6, before l. 5 spends the gradient
+            state.move_anchor_here(ok)  # s is this step, whatever moved the weights
+        state.curvature.see(g, ok, state.scratch.direction)  # l. 6, before l. 5 spends the gradient
         if state.momentum is not None:  # H0 and F̃ have seen the raw gradient
-            state.momentum.mix(state.scratch.gradient, present, sizes.betas())
-        descend(state, sizes, present, s_dot_g)  # l. 5
-        state.add_to_average()  # l. 7
-        state.counters.steps += 1
-        if state.average.count >= state.cycle_length:  # l. 8; D1
+            state.momentum.mix(g, present, sizes.betas(), ok)
+        descend(state, sizes, present, s_dot_g, ok)  # l. 5
+        state.add_to_average(ok)  # l. 7
+        if state.tally.steps >= state.cycle_length:  # l. 8; D1
             self._finish_cycle(state)
         return loss
 
     def _finish_cycle(self, state: State) -> None:
         """Judge the average of the cycle, and learn a curvature pair from it (l. 9 to 26)."""
         method, c, products, outcome = self._method, state.counters, NO_PAIR, Outcome.STARTED
-        candidate = state.average.mean(out=state.scratch.candidate)  # l. 9
-        losses = self._watch.losses(state, candidate)  # the user's code: nothing has changed before it
-        verdict = method.judge.verdict(losses, c, len(state.pairs))  # l. 12; the first cycle has no loss before it
+        candidate = state.candidate()  # l. 9
+        losses = self._watch.losses(state, candidate)  # one read; the user's code: nothing has changed before it
+        lost = self._is_lost(state, losses)
+        if state.tally.finite == 0 and not lost:  # D9: there is no average, and the cycle begins anew
+            state.begin_cycle()
+            return
+        # l. 12; the first cycle has no loss before it
+        judge = method.judge.lost if lost else partial(method.judge.verdict, losses)
+        verdict = judge(c, len(state.pairs))
         if not verdict.rejected and (c.started or method.pair_every_step):  # l. 11
             s = torch.sub(candidate, state.anchor, out=state.scratch.s)  # l. 17
             y = curvature_along(state, s, candidate)  # l. 18
-            outcome, products = offer(state, s, y)  # l. 19, 20
+            outcome, products = offer(state, s, y)  # l. 19, 20; the other read
             if method.pair_every_step and not math.isfinite(products.yy or 0.0):  # no finite gradient after the step
                 verdict = method.judge.rejection("not finite", c, len(state.pairs))
         if verdict.rejected:
@@ -137,32 +146,29 @@ class QuasiNewton(Optimizer):
             return_to_anchor(state, verdict)  # l. 13 to 15
         elif accept(state, verdict, outcome, candidate):  # l. 21, 24
             self._watch.anchor_losses = losses.new
-        state.average.clear()  # l. 10
-        adapt_cycle_length(state, outcome, self.param_groups[0].get("momentum", 0.0))
+        state.begin_cycle()  # l. 10
+        adapt_cycle_length(state, outcome, products.cosine, self.param_groups[0].get("momentum", 0.0))
         c.count(outcome)  # l. 26
         self._report(state, outcome, losses, products)
 
-    def _check_gradient(self, state: State, size: float) -> bool:
-        """May a step be made? A gradient that is not finite is counted, and after many the weights return (D9, D13)."""
-        c = state.counters
-        if math.isfinite(size):
-            c.nonfinite_in_row = 0
-            # torch.distributed.checkpoint makes state by a call without gradient and lr; it must leave no trace.
-            return size > 0.0 or self._moves()
-        if self._method.on_nonfinite == "raise":
+    def _may_step(self, state: State, ok: Tensor) -> bool:
+        """Is there a step to make, as far as the host may ask? Mostly it may not, for it would wait for the answer."""
+        if self._method.on_nonfinite == "raise" and not bool(ok):
             raise FloatingPointError("the gradient holds inf or nan; nothing was changed (on_nonfinite='raise')")
-        c.nonfinite += 1  # D9
-        c.nonfinite_in_row += 1
-        if not state.weights_are_finite() or c.nonfinite_in_row >= NONFINITE_PATIENCE:  # D13
-            if not math.isfinite(size_of(state.anchor, state.flat.reduce)):
-                raise FloatingPointError(
-                    "neither the weights nor the point to return to are finite: load good weights, then call "
-                    "opt.reset_history()"
-                )
-            return_to_anchor(state, self._method.judge.lost(c, len(state.pairs)))
-            c.count(Outcome.REJECTED)
-            self._report(state, Outcome.REJECTED, Losses(), NO_PAIR)
-        return False
+        # torch.distributed.checkpoint makes state by a call without gradient and lr; it must leave no trace.
+        return self._moves() or not bool(ok) or size_of(state.scratch.gradient, state.flat.reduce) > 0.0
+
+    def _is_lost(self, state: State, losses: Losses) -> bool:
+        """Is no gradient finite any more, so that the weights must return? An error if there is no way back (D13)."""
+        in_row = state.counters.nonfinite_in_row
+        if in_row < NONFINITE_PATIENCE and (in_row == 0 or losses.is_number):
+            return False
+        if not math.isfinite(size_of(state.anchor, state.flat.reduce)):
+            raise FloatingPointError(
+                "neither the weights nor the point to return to are finite: load good weights, then call "
+                "opt.reset_history()"
+            )
+        return True
 
     # ------------------------------------------------------------------ before a step
 
@@ -186,7 +192,14 @@ class QuasiNewton(Optimizer):
 
     def _moves(self) -> bool:
         """Has any group a step size? That call of torch.distributed.checkpoint has none, and no closure either."""
-        return any(bool(group["lr"] != 0) for group in self.param_groups)
+        for group in self.param_groups:
+            lr = group["lr"]
+            if lr is self._moving_lr:  # it puts another tensor in its place
+                return True
+            if bool(lr != 0):
+                self._moving_lr = lr if isinstance(lr, Tensor) else None
+                return True
+        return False
 
     def _note_no_gradient(self, params: list[Tensor]) -> None:
         self._idle_steps += 1
@@ -210,7 +223,7 @@ class QuasiNewton(Optimizer):
                 "run twice: opt.step(closure), where the closure calls zero_grad() and backward() and returns the loss"
             )
         state = self._state_of(params)
-        if state.counters.steps == 0 and state.counters.cycles == 0:
+        if state.counters.steps == 0 and state.counters.cycles == 0 and state.tally.steps == 0:
             state.restart()  # the weights may have changed since it was made
         if isinstance(state.curvature, GradientDifference):
             state.curvature.rerun = rerun
@@ -252,7 +265,7 @@ class QuasiNewton(Optimizer):
         f_new, f_old = (None if found is None else sign * mean_loss(found) for found in (losses.new, losses.old))
         examples = None if losses.new is None else losses.new.numel() if losses.new.dim() else 0
         event = CycleEvent(
-            c.steps, c.cycles, outcome, f_new, f_old, *products, len(state.pairs), c.step_multiplier, examples,
+            c.steps, c.cycles, outcome, f_new, f_old, *products[:3], len(state.pairs), c.step_multiplier, examples,
             state.cycle_length, c.stored, c.skipped, c.rejected, c.nonfinite,
         )  # fmt: skip
         self._recent.append(event)
@@ -261,11 +274,15 @@ class QuasiNewton(Optimizer):
 
     @property
     def _counters(self) -> Counters:
-        return self._state.counters if self._state is not None else Counters()
+        """As they are: in mid-cycle one read, of what the device has counted."""
+        if self._state is None:
+            return Counters()
+        self._state.settle()
+        return self._state.counters
 
     @property
     def stats(self) -> Stats:
-        """Totals so far."""
+        """Totals so far; in mid-cycle one read from the device, which alone knows which gradients were finite."""
         c, state = self._counters, self._state
         pairs, length = (0, self._method.cycle_length) if state is None else (len(state.pairs), state.cycle_length)
         return Stats(c.steps, c.cycles, c.stored, c.skipped, c.rejected, c.nonfinite, pairs, c.step_multiplier, length)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -12,9 +13,11 @@ from torch import Tensor
 from adaqn.core.acceptance import SMALLEST_MULTIPLIER
 from adaqn.core.history import Average
 from adaqn.core.momentum import Momentum
+from adaqn.core.products import on_host
 from adaqn.optim.events import FORMAT, Counters
 from adaqn.optim.layout import vector_layout
 from adaqn.optim.method import Method, Parts
+from adaqn.optim.tally import Tally
 from adaqn.parameters.flat import FlatParameters
 from adaqn.parameters.memory import Memory, without_prefix
 
@@ -27,7 +30,7 @@ class Scratch:
         self.gradient = one
         """g of this step, and after the momentum its average; the direction spends it."""
         self.weights = one
-        """The weights, while others are in their place."""
+        """The weights, for the average; and while others are in their place."""
         self.s = one
         """The displacement of a cycle."""
         self.direction = other
@@ -54,7 +57,7 @@ class State(Memory):
         self.scratch = Scratch(flat)
         self.anchor = self.buffers["anchor"]
         self.average = Average(self.buffers["window"])
-        self._window_parts = flat.views(self.average.total)
+        self.tally = Tally(self.counters, flat.device)
         if self.curvature.rows:
             self.curvature.build(self.buffers["fisher"], flat.reduce)
         if momentum:
@@ -105,8 +108,8 @@ class State(Memory):
     @property
     def decay(self) -> float:
         """τ/(τ + steps), where the method has a τ."""
-        tau = self.method.decay_steps
-        return 1.0 if tau is None else tau / (tau + self.counters.steps)
+        tau = self.method.decay_steps  # whether the host knows by now which steps were finite must not matter
+        return 1.0 if tau is None else tau / (tau + self.counters.steps + self.tally.lost)
 
     # ------------------------------------------------------------------ within a step
 
@@ -117,21 +120,60 @@ class State(Memory):
             self.scratch.gradient.neg_()
         return present
 
-    def move_anchor_here(self) -> None:
-        """The anchor ← the weights."""
-        torch._foreach_copy_(self.flat.views(self.anchor), self.weights())
+    def gather_weights(self) -> Tensor:
+        """The weights as one vector, in the scratch memory of the gradient."""
+        if self.master is not None:
+            return self.master
+        torch._foreach_copy_(self.scratch.gradient_parts, self.flat.reals())
+        return self.scratch.weights
 
-    def add_to_average(self) -> None:
-        torch._foreach_add_(self._window_parts, self.weights())
-        self.average.count += 1
+    def move_anchor_here(self, ok: Tensor) -> None:
+        """The anchor ← the weights; where ``ok`` is 0 they may be no place to return to."""
+        torch._foreach_copy_(self.scratch.direction_parts, self.weights())
+        torch.where(ok.bool(), self.scratch.direction, self.anchor, out=self.anchor)
+
+    def add_to_average(self, ok: Tensor) -> None:
+        """L. 7, with the step that has been made; where ``ok`` is 0 there was none."""
+        self.average.add(self.gather_weights(), ok)
+        self.tally.add(ok)
+
+    # ------------------------------------------------------------------ at the end of a cycle
+
+    def candidate(self) -> Tensor:
+        """L. 9: the average of the cycle, in scratch."""
+        return self.average.mean(self.tally.count, out=self.scratch.candidate)
+
+    def summary(self, candidate: Tensor) -> Tensor:
+        """What the host must know of a cycle: the square of its average, and what :meth:`learn` takes."""
+        square = self.flat.reduce(candidate.dot(candidate).double().reshape(1))
+        return torch.cat([square, self.tally.unknown])
+
+    def learn(self, summary: Tensor) -> bool:
+        """The host, which has the summary now, learns which steps had a finite gradient; is the average a number?"""
+        square, fresh, last = summary.tolist()
+        if not self.tally.is_known:
+            self.tally.learn(int(fresh), int(last))
+            self.curvature.settle(int(fresh))
+        return math.isfinite(square)
+
+    def settle(self) -> None:
+        """The host learns it before the end of the cycle, because somebody asks; one read if there is news."""
+        if not self.tally.is_known:
+            self.learn(on_host(torch.cat([self.tally.unknown.new_zeros(1), self.tally.unknown]))[0])
+
+    def begin_cycle(self) -> None:
+        """L. 10."""
+        self.average.clear()
+        self.tally.clear()
 
     # ------------------------------------------------------------------ starting again
 
     def clear_history(self) -> None:
+        self.settle()
         self.pairs.clear()
         self.scaling.on_cleared()
         self.curvature.clear()
-        self.average.clear()
+        self.begin_cycle()
 
     def restart(self) -> None:
         """A new history from the parameters as they are (l. 1, 2); H0 keeps what it has seen."""
@@ -165,11 +207,13 @@ class State(Memory):
 
     def numbers(self, index: int) -> dict[str, float]:
         """The plain numbers of that parameter's state."""
+        self.settle()
         return {
             "format": FORMAT,
             **asdict(self.counters),
             "keeps_accepted": int(self.accepted is not None),
-            "window_count": self.average.count,
+            "window_count": self.tally.finite,
+            "window_steps": self.tally.steps,
             **super().numbers(index),
             **{f"curvature_{name}": value for name, value in self.curvature.numbers().items()},
             **({} if self.momentum is None else {"momentum_step": self.momentum.steps[index]}),
@@ -184,7 +228,7 @@ class State(Memory):
         self.counters.step_multiplier = max(
             self.counters.step_multiplier, SMALLEST_MULTIPLIER
         )  # 0.1 had no floor (D24)
-        self.average.count = int(first["window_count"])
+        self.tally.restore(int(first["window_steps"]), int(first["window_count"]))
         self.curvature.load_numbers(without_prefix("curvature_", first))
         if self.momentum is not None:
             self.momentum.steps = [int(entry["momentum_step"]) for entry in saved]

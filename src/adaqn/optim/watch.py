@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from adaqn.core.acceptance import mean_loss
-from adaqn.core.products import size_of
+from adaqn.core.products import on_host
 from adaqn.evaluation.losses import monitored_loss
 from adaqn.evaluation.undisturbed import BuffersSeen
 from adaqn.optim.events import Notices
@@ -47,23 +48,47 @@ class Watch:
         return {**self.__dict__, "_buffers_seen": None}  # buffers are known by their identity: those of a copy are new
 
     def losses(self, state: State, candidate: Tensor) -> Losses:
-        """At the candidate and, where there is something to compare, at the anchor."""
-        is_number, is_monitored, rotates = self._settle(state, candidate)
-        if not is_monitored:
-            if self.judge.test is not None:
-                self.notices.say(
-                    "no monitor was given, so no cycle is rejected by its loss: pass monitor=Monitor(...), "
-                    "or reject='none' if that is meant"
-                )
+        """At the candidate and, where there is something to compare, at the anchor.
+
+        With them, in one read, the host learns whether the candidate is a number, and which steps of the cycle had a
+        finite gradient. A candidate that is none is not evaluated: the anchor is in its place, and judges nothing.
+        """
+        summary = state.summary(candidate)
+        is_monitored, rotates, is_number = self._settle(state, candidate, summary)
+        if not is_monitored and self.judge.test is not None:
+            self.notices.say(
+                "no monitor was given, so no cycle is rejected by its loss: pass monitor=Monitor(...), "
+                "or reject='none' if that is meant"
+            )
+        if not is_monitored and is_number is None:
+            is_number = state.learn(*on_host(summary))
+        if not is_monitored or not (is_number is None or (is_number and state.tally.finite)):
+            return Losses(bool(is_number))
+        if is_number is None:
+            usable = summary[0].isfinite() & (state.tally.count > 0.0)
+            torch.where(usable, candidate, state.anchor, out=candidate)
+        started = bool(state.counters.started)
+        found = [self._losses_at(state, candidate)]
+        if self.anchor_losses is None and (started or self.judge.judges_first_cycle):
+            found.append(self._losses_at(state, state.anchor))
+        if is_number is None:
+            told, *found = on_host(summary, *found)
+            is_number = state.learn(told)
+        else:
+            found = on_host(*found)
+        if len(found) > 1:
+            self.anchor_losses = found[1]
+        if not is_number or not state.tally.finite:
             return Losses(is_number)
-        if not is_number:
-            return Losses(is_number=False)
-        new, started = self._losses_at(state, candidate), bool(state.counters.started)
+        return self._compared(state, found[0], started=started, rotates=rotates)
+
+    def _compared(self, state: State, new: Tensor, *, started: bool, rotates: bool) -> Losses:
+        """With those of the anchor, and one error where these are no numbers."""
         is_finite = math.isfinite(mean_loss(new))
         if not started and is_finite and not self.judge.judges_first_cycle:
             return Losses(new=new)
         if self.anchor_losses is None:
-            self.anchor_losses = self._losses_at(state, state.anchor)
+            (self.anchor_losses,) = on_host(self._losses_at(state, state.anchor))
         old = self.anchor_losses
         if math.isfinite(mean_loss(old)):
             return Losses(new=new, old=old)
@@ -100,20 +125,26 @@ class Watch:
         if isinstance(self.monitor, RotatingMonitor):
             self.monitor.position = state.counters.monitor_position
 
-    def _settle(self, state: State, candidate: Tensor) -> tuple[bool, bool, bool]:
-        """(Is the candidate finite? Has any process a monitor? One that rotates?), the same in all of them (D18)."""
+    def _settle(self, state: State, candidate: Tensor, summary: Tensor) -> tuple[bool, bool, bool | None]:
+        """(Has any process a monitor? One that rotates? Is the candidate a number?), the same in all of them (D18).
+
+        One process by itself does not know the last yet: it is read with the losses.
+        """
         watches = self.monitor is not None and self.judge.test is not None
         rotates = watches and hasattr(self.monitor, "advance")
         error = self._turned(state) if rotates else None
-        about = (size_of(candidate, state.flat.reduce), watches, rotates, self._remembers_anchor())
+        several = state.flat.processes.count > 1
+        told = on_host(summary)[0].tolist() if several else [0.0] * len(summary)
+        about = (*told, watches, rotates, self._remembers_anchor())
         rows = state.flat.processes.agreed("the monitor", error, *about, *state.flat.fingerprints(candidate))
-        sizes, watching, rotating, remembering, *prints = zip(*rows, strict=True)
-        is_number = all(map(math.isfinite, sizes))  # D13
+        squares, *counted, watching, rotating, remembering, w, w_norm, g, g_norm = zip(*rows, strict=True)
+        is_number = all(map(math.isfinite, squares)) if several else None  # D13
+        if several:
+            state.learn(torch.tensor([squares[0], *(values[0] for values in counted)]))
         if is_number:
-            of_weights, of_gradients = prints[:2], prints[2:]
-            check_same(*of_weights)
-            check_same(*of_gradients)
-            if any(len(set(values)) > 1 for values in of_weights):
+            check_same(w, w_norm)
+            check_same(g, g_norm)
+            if any(len(set(values)) > 1 for values in (w, w_norm)):
                 candidate.copy_(state.flat.processes.first(candidate))
                 state.adopt_first()
         if any(watching) and not all(watching) and isinstance(state.flat, FlatShards):
@@ -123,7 +154,7 @@ class Watch:
             )
         if not all(remembering):
             self.anchor_losses = None
-        return is_number, any(watching), any(rotating)
+        return any(watching), any(rotating), is_number
 
     def _turned(self, state: State) -> Exception | None:
         """The next set of the monitor, as D7 wants it; the error if there is none, which all processes must know of."""

@@ -85,12 +85,15 @@ class Memory:
 
     # ------------------------------------------------------------------ H0
 
-    def show_to_h0(self, gradient: Tensor, present: list[int], *, negated: bool) -> None:
-        """H0 sees a gradient, whose sign was changed if ``negated``; what it knows of other parameters stays."""
+    def show_to_h0(self, gradient: Tensor, present: list[int], ok: Tensor, *, negated: bool) -> None:
+        """H0 sees a gradient, whose sign was changed if ``negated``; what it knows of other parameters stays.
+
+        All of it stays where ``ok`` is 0: the gradient was not finite.
+        """
         if isinstance(self.h0, WholeH0):
-            self.h0.learn(negated=negated)
+            self.h0.learn(ok, negated=negated)
         else:
-            self.scaling.see(gradient, present)
+            self.scaling.see(gradient, present, ok)
 
     def show_vector_to_h0(self, gradient: Tensor, present: list[int]) -> None:
         """The same with a gradient that need not lie in ``.grad`` any more."""

@@ -195,13 +195,13 @@ class WholeH0:
         self.scaling, self.flat = scaling, flat
         self.before, self.after = flat.whole.new(), flat.whole.new()
 
-    def learn(self, *, negated: bool) -> None:
-        """See the gradients of this step."""
+    def learn(self, ok: Tensor, *, negated: bool) -> None:
+        """See the gradients of this step, unless ``ok`` is 0."""
         whole = self.flat.whole
         present = whole.gather_gradients(whole.views(self.before))
         if negated:
             self.before.neg_()
-        self.scaling.see(self.before, present)
+        self.scaling.see(self.before.nan_to_num_(0.0, 0.0, 0.0).mul_(ok), present, ok)
 
     def learn_from(self, gradient: Tensor, present: Sequence[int]) -> None:
         """See a gradient of which each process has a part."""
