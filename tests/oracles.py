@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from adaqn import AdaQN, Kronecker, PairOptions, QuasiNewton, Scaling
-from adaqn.core.eigenbasis import matrix_shape
+from adaqn.core.blocks import Block, blocks_of
 from adaqn.core.history import Pairs
 
 SMALL = PairOptions(memory_size=4, fisher_size=7)
@@ -141,18 +141,29 @@ def relative_error(a: Tensor, b: Tensor) -> float:
 
 
 def dense_kronecker(scaling: Kronecker) -> Tensor:
-    """H0 of the Kronecker scaling as a matrix: (Q_L ⊗ Q_R) diag(1/(√V̂ + ε)) (Q_L ⊗ Q_R)ᵀ per parameter, in float64,
-    with the roots at least 128 units of rounding of their norm."""
-    blocks = []
-    V = torch.split(scaling.vectors["square_avg"].double(), scaling.sizes)
-    for i, shape in enumerate(scaling.shapes):
-        K = torch.ones(1, 1, dtype=torch.float64)
-        for side, n in zip(("left", "right"), matrix_shape(shape), strict=True):
-            Q = scaling.tensors[i].get(f"{side}_basis")
-            K = torch.kron(K, torch.eye(n, dtype=torch.float64) if Q is None else Q.double())
-        corrected = V[i] / (1.0 - scaling.decay ** max(scaling.steps[i], 1))
-        roots = corrected.sqrt() + scaling.eps
-        if scaling.tensors[i]:
-            roots = roots.clamp(min=128.0 * torch.finfo(scaling.vectors["square_avg"].dtype).eps * float(roots.norm()))
-        blocks.append(K @ torch.diag(1.0 / roots) @ K.T)
-    return torch.block_diag(*blocks)
+    """H0 of the Kronecker scaling as a matrix: (Q_L ⊗ Q_R) diag(1/(√V̂ + ε)) (Q_L ⊗ Q_R)ᵀ for each block of each
+    parameter, in float64, with the roots at least 128 units of rounding of their norm."""
+    n, start = sum(scaling.sizes), 0
+    H0 = torch.zeros(n, n, dtype=torch.float64)
+    least = 128.0 * torch.finfo(scaling.vectors["square_avg"].dtype).eps
+    for i, (p, q) in enumerate(scaling.matrices):
+        V = scaling.vectors["square_avg"].double()[start : start + p * q].view(p, q)
+        places = torch.arange(start, start + p * q).view(p, q)
+        start += p * q
+        kept = {name: tensor.double().flatten() for name, tensor in scaling.tensors[i].items()}
+        is_vector = len(scaling.shapes[i]) < 2
+        for block in [Block((0, p), (0, q))] if is_vector else blocks_of((p, q), scaling.block_size):
+            K = torch.ones(1, 1, dtype=torch.float64)
+            for side, length in zip(("left", "right"), block.shape, strict=True):
+                Q = torch.eye(length, dtype=torch.float64)
+                if length > 1 and not is_vector:
+                    Q = kept[f"{side}_basis"][: length**2].view(length, length)
+                    kept[f"{side}_basis"] = kept[f"{side}_basis"][length**2 :]
+                K = torch.kron(K, Q)
+            where = slice(*block.rows), slice(*block.columns)
+            roots = (V[where] / (1.0 - scaling.decay ** max(scaling.steps[i], 1))).sqrt() + scaling.eps
+            if not is_vector and max(block.shape) > 1:
+                roots = roots.clamp(min=least * float(roots.norm()))
+            here = places[where].flatten()
+            H0[here[:, None], here] = K @ torch.diag(1.0 / roots.flatten()) @ K.T
+    return H0

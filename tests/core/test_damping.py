@@ -17,7 +17,7 @@ from inside import method
 from oracles import NoisyValley, Vector
 
 SHAPES = [(4, 3), (5,), (2, 3, 2)]
-SCALINGS = [Scaling(), BarzilaiBorwein(0.3), Adagrad(), RMSProp(), Adam(), Kronecker(refresh=2, max_dimension=4)]
+SCALINGS = [Scaling(), BarzilaiBorwein(0.3), Adagrad(), RMSProp(), Adam(), Kronecker(refresh=2, block_size=4)]
 
 
 def learnt(scaling: Scaling) -> tuple[Scaling, int]:

@@ -22,7 +22,6 @@ from adaqn import (
     AdaQN,
     EmpiricalFisher,
     HessianProduct,
-    Kronecker,
     Monitor,
     PairOptions,
     RejectOptions,
@@ -190,16 +189,6 @@ def large(steps, **options):
     opt = quiet([model], pairs=PairOptions(fisher_size=140), **options)
     for _ in range(steps):
         model.grad = torch.ones_like(model)
-        opt.step()
-    return opt
-
-
-def wide(side, **options):
-    model = nn.Linear(side, 3)
-    opt = AdaQN(model.parameters(), reject="none", scaling=Kronecker(max_dimension=64), **options)
-    for _ in range(6):
-        opt.zero_grad()
-        model(torch.ones(2, side)).square().sum().backward()
         opt.step()
     return opt
 
@@ -491,14 +480,6 @@ CASES = {
             "about 1 GB",
             lambda: OLBFGS([nn.Parameter(torch.zeros(10_000_000))], memory_size=5),
         ),
-    ],
-    "wide-layers": [
-        (
-            lambda: wide(100),
-            r"1 matrix with a side longer than 64 \(3 × 100 the widest\) has no basis",
-            r"Kronecker\(max_dimension=100\) gives them one for 20,000 more numbers.*preset=\"modern\"",
-            lambda: wide(64),
-        )
     ],
 }
 EVERY = [pytest.param(name, *case, id=f"{name}-{i}") for name, cases in CASES.items() for i, case in enumerate(cases)]

@@ -83,7 +83,7 @@ OPTIMIZERS = [
     OptimizerInfo("adaqn-bb", AdaQN, {**SLOW, "scaling": "barzilai_borwein"}),
     OptimizerInfo("adaqn-rmsprop", AdaQN, {**SLOW, "scaling": "rmsprop"}),
     OptimizerInfo("adaqn-adam", AdaQN, {**SLOW, "scaling": "adam"}),
-    OptimizerInfo("adaqn-kronecker", AdaQN, {**SLOW, "scaling": Kronecker(refresh=4, max_dimension=100)}),
+    OptimizerInfo("adaqn-kronecker", AdaQN, {**SLOW, "scaling": Kronecker(refresh=4, block_size=100)}),
     OptimizerInfo("adaqn-bf16", AdaQN, {**BASE, "storage": BF16}),
     OptimizerInfo("adaqn-master", AdaQN, {**BASE, "storage": StorageOptions(master_weights=True)}),
     OptimizerInfo("adaqn-fisher-on-cpu", AdaQN, {**BASE, **FISHER_ON_CPU}),

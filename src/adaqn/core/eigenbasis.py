@@ -20,8 +20,8 @@ FLOOR = 1e-6
 directions is decided by rule, so that the same gradients with other last digits give nearly the same basis."""
 
 
-def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
-    """(p, q) of a tensor as a matrix: its dimensions cut in two where that is most nearly square.
+def matrix_shape(shape: Sequence[int], cut: int | None = None) -> tuple[int, int]:
+    """(p, q) of a tensor as a matrix: its dimensions cut in two where that is most nearly square, or before ``cut``.
 
     A convolution's (out, in, height, width) becomes out × rest, whatever the place of the kernel. A vector has no
     second side: (p, 1).
@@ -31,6 +31,8 @@ def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
     """
     if len(shape) < 2:
         return math.prod(shape), 1
+    if cut is not None:
+        return math.prod(shape[:cut]), math.prod(shape[cut:])
     cuts = ((math.prod(shape[:k]), math.prod(shape[k:])) for k in range(1, len(shape)))
     return min(cuts, key=sum)  # the first of equals
 

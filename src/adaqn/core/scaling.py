@@ -15,6 +15,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from adaqn.core.blocks import Block
 from adaqn.core.checks import positive_number
 
 T = TypeVar("T")
@@ -43,6 +44,7 @@ class Scaling:
         self.vectors: dict[str, Tensor] = {}
         self.tensors: list[dict[str, Tensor]] = []
         self.shapes: list[tuple[int, ...]] = []
+        self.cuts: list[int | None] = []
 
     @property
     def sizes(self) -> list[int]:
@@ -53,17 +55,27 @@ class Scaling:
         """Name → shape of what is kept for one parameter of ``shape``, in ``self.tensors[index]``."""
         return {}
 
+    def blocks(self, shape: Sequence[int]) -> list[Block] | None:
+        """The blocks of a parameter of ``shape`` as a matrix, over which H0 is block-diagonal.
+
+        ``None``: element-wise, it may be cut anywhere.
+        """
+        return None
+
     def build(
         self,
         vectors: dict[str, Tensor],
         shapes: Sequence[Sequence[int]],
         tensors: Sequence[dict[str, Tensor]] | None = None,
+        cuts: Sequence[int | None] | None = None,
     ) -> None:
         """Take over one buffer per name, and per parameter the tensors of ``tensor_shapes``.
 
-        ``shapes`` are those of the parameters, one behind the other in each vector.
+        ``shapes`` are those of the parameters, one behind the other in each vector. ``cuts`` say for each at which
+        dimension the columns of its matrix begin; ``None`` leaves that to the scaling.
         """
         self.vectors, self.shapes = vectors, [tuple(shape) for shape in shapes]
+        self.cuts = list(cuts) if cuts is not None else [None] * len(self.shapes)
         self.tensors = list(tensors) if tensors is not None else [{} for _ in shapes]
         self.reset()
 

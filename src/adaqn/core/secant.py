@@ -8,11 +8,12 @@ of s first, so that a long step says no more than a short one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from adaqn.core.eigenbasis import lift, matrix_shape
+from adaqn.core.blocks import BLOCK_SIZE
 from adaqn.core.kronecker import Kronecker
 from adaqn.core.scaling import Adam
 
@@ -85,7 +86,7 @@ class KroneckerSecant(Kronecker):
         eps: added to √(V_y/V_s).
         refresh: pairs between two refreshments of the bases; by default every pair refreshes those of matrices with
             sides of up to 128, where that is cheap, and every fifth those of larger ones.
-        max_dimension: the longest side that has a basis.
+        block_size: the longest side of a block.
         basis_decay: β of the averages that the bases come from; by default ``decay``.
     """
 
@@ -98,15 +99,16 @@ class KroneckerSecant(Kronecker):
         eps: float = 1e-8,
         *,
         refresh: int | None = None,
-        max_dimension: int = 2048,
+        block_size: int = BLOCK_SIZE,
         basis_decay: float | None = None,
+        **removed: Any,
     ) -> None:
         often = 1 if refresh is None else refresh
-        super().__init__(decay, eps, refresh=often, max_dimension=max_dimension, basis_decay=basis_decay)
+        super().__init__(decay, eps, refresh=often, block_size=block_size, basis_decay=basis_decay, **removed)
         self.by_size = refresh is None
 
     def _refresh(self, i: int) -> int:
-        return SELDOM if self.by_size and max(matrix_shape(self.shapes[i])) > SMALL else self.refresh
+        return SELDOM if self.by_size and max(self.matrices[i]) > SMALL else self.refresh
 
     def update_some(self, g: Tensor, present: Sequence[int]) -> None:
         self._add(g, torch.ones_like(g), present)
@@ -130,10 +132,7 @@ class KroneckerSecant(Kronecker):
 
     def roots(self, out: Tensor) -> Tensor:
         """out ← √(V_y/V_s) + ε, in the coordinates of the bases."""
-        for i, root in enumerate(self._matrices(quotient(self, out))):
-            if self.tensors[i]:
-                lift(root)
-        return out
+        return self._lifted(quotient(self, out))
 
 
 def quotient(scaling: Adam, out: Tensor) -> Tensor:

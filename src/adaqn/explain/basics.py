@@ -116,23 +116,3 @@ def parts(record: Record) -> str:
     found = record.settings.size
     named = (("pairs", found.pairs), ("gradients", found.gradients), ("H0", found.h0), ("others", found.others))
     return f"{size(found.total)} (" + ", ".join(f"{name} {size(count)}" for name, count in named if count) + ")"
-
-
-def wide_layers(record: Record) -> Finding | None:
-    """Where a Kronecker H0 is a diagonal one."""
-    s = record.settings
-    if not s.wide or s.max_dimension is None:
-        return None
-    diagonal = sum(min(p, q) > s.max_dimension for p, q in s.wide)
-    p, q = max(s.wide, key=max)
-    bases = 2 * sum(side**2 for shape in s.wide for side in shape if side > s.max_dimension)
-    count = "1 matrix" if len(s.wide) == 1 else f"{len(s.wide)} matrices"
-    return Finding(
-        "wide-layers",
-        NOTE,
-        f"{count} with a side longer than {s.max_dimension:,} "
-        f"({p:,} × {q:,} the widest) {'has' if len(s.wide) == 1 else 'have'} no basis along it"
-        + (f", and {diagonal} of them Adam's diagonal" if diagonal else ""),
-        f"scaling=Kronecker(max_dimension={max(p, q)}) gives them one for {bases:,} more numbers; if most of the "
-        'weights are in them, preset="modern" costs less for the same',
-    )

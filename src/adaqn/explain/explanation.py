@@ -33,7 +33,6 @@ CHECKS: tuple[Check, ...] = (
     verdicts.slow,
     pairs.cycle_at_bound,
     basics.large_history,
-    basics.wide_layers,
 )
 """All that is looked for, in the order in which it is said."""
 

@@ -15,8 +15,6 @@ import torch
 
 from adaqn.core.acceptance import FactorTest, PairedTest, RejectTest
 from adaqn.core.curvature import AccumulatedFisher
-from adaqn.core.eigenbasis import matrix_shape
-from adaqn.core.kronecker import Kronecker
 from adaqn.core.outcome import Outcome
 from adaqn.core.pairs import CURVATURE_TESTS, TowardsH0
 from adaqn.optim.events import RECENT, CycleEvent, Stats
@@ -32,6 +30,9 @@ if TYPE_CHECKING:
 
 OWN = "your own"
 """The name of a part that the user has written."""
+
+_GONE = ("max_dimension", "wide")
+"""What records had while long sides had no basis."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,6 @@ class Settings:
     size_in_bfloat16: Size
     row: int
     """Bytes of one gradient that is kept."""
-    max_dimension: int | None
-    """Of a Kronecker H0."""
-    wide: tuple[tuple[int, int], ...]
-    """Matrices with a side longer than that, and so without a basis along it."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +111,7 @@ class Record:
         """What ``to_json`` gave; a ``ValueError`` for anything else."""
         try:
             read = _mapped(values, _from_text)
-            settings = {name: _as_tuple(value) for name, value in read["settings"].items()}
+            settings = {name: _as_tuple(value) for name, value in read["settings"].items() if name not in _GONE}
             sizes = {name: Size(**settings[name]) for name in ("size", "size_in_bfloat16")}
             cycles = ({**cycle, "outcome": Outcome(cycle["outcome"])} for cycle in read["cycles"])
             return Record(
@@ -142,7 +139,6 @@ def settings_of(optimizer: QuasiNewton) -> Settings:
     decay = 1.0 if state is None else state.decay
     test = m.judge.test
     factor = test.fallback if isinstance(test, PairedTest) else test
-    kronecker = m.scaling if isinstance(m.scaling, Kronecker) else None
     dtypes = [p.dtype.to_real() for p in params] or [torch.float32]
 
     def size(method: Method) -> Size:
@@ -174,8 +170,6 @@ def settings_of(optimizer: QuasiNewton) -> Settings:
         size=size(m),
         size_in_bfloat16=size(narrow),
         row=0 if flat is None else flat.n * (m.storage.fisher_dtype or flat.dtype).itemsize,
-        max_dimension=kronecker.max_dimension if kronecker is not None else None,
-        wide=() if kronecker is None or flat is None else wide_matrices(kronecker, flat.for_scaling(kronecker).shapes),
     )
 
 
@@ -192,11 +186,6 @@ def option_names(method: type) -> tuple[str, ...]:
     if "common" in found:
         found = (found - {"common"}) | set(Common.__annotations__)
     return tuple(sorted(found | {flat for flat, (place, _) in PLACES.items() if place in found}))
-
-
-def wide_matrices(scaling: Kronecker, shapes: Any) -> tuple[tuple[int, int], ...]:
-    matrices = [matrix_shape(shape) for shape in shapes if len(shape) >= 2 and 0 not in shape]
-    return tuple((p, q) for p, q in matrices if max(p, q) > scaling.max_dimension)
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
