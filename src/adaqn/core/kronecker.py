@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from adaqn.core.blocks import BLOCK_SIZE, Block, blocks_of
+from adaqn.core.carried import moments_into_basis, own_coordinates
 from adaqn.core.checks import at_least_one, whole
 from adaqn.core.eigenbasis import add_outer, first_basis, into_basis, lift, matrix_shape, next_basis, out_of_basis
 from adaqn.core.scaling import Adam, decay_in_range
@@ -233,11 +234,29 @@ class Kronecker(Adam):
     def load_numbers(self, index: int, numbers: dict[str, float]) -> None:
         self.steps[index], self.seen[index] = int(numbers["step"]), int(numbers["seen"])
 
+    def own_moments(self, index: int) -> dict[str, Tensor]:
+        if not self.tensors[index]:
+            return {}
+        blocks = self.blocks(self.matrices[index]) or []
+        return {
+            name: own_coordinates(self._matrices(self.vectors[name])[index], blocks, self.tensors[index])
+            for name in self.vector_names
+        }
+
+    def restart(self, index: int) -> None:
+        for tensor in self.tensors[index].values():
+            tensor.zero_()
+        for f in self.factors[index]:
+            for basis in f.bases.values():
+                basis.fill_diagonal_(1.0)
+        self.seen[index] = 0  # V keeps its age: by that the first basis knows that it is to be carried
+
     def _turn(self, i: int, moments: Sequence[Tensor]) -> None:
         """The first basis, or the next one, where one is due; averages in its coordinates follow."""
         age = self.seen[i] - 1  # SOAP counts from the gradient after the first
-        if not self.factors[i] or age < 0 or age % self._refresh(i):
+        if len(self.shapes[i]) < 2 or age < 0 or age % self._refresh(i):
             return
+        carries = self.steps[i] > self.seen[i]
         for f in self.factors[i]:
             for side, basis in f.bases.items():
                 if age == 0:
@@ -247,7 +266,11 @@ class Kronecker(Adam):
                 basis.copy_(Q)
                 for V in moments:
                     f.of(V).copy_(f.of(V).index_select(SIDES.index(side), order))
-        if age == 0:  # they were of the identity's coordinates
+        if age == 0 and carries:  # a block that restarted with what was known of it
+            for f in self.factors[i]:
+                for V in moments:
+                    f.of(V).copy_(moments_into_basis(f.of(V), f.bases.get("left"), f.bases.get("right")))
+        elif age == 0:  # they were of the identity's coordinates
             for V in moments:
                 V.zero_()
             self.steps[i] = 0

@@ -10,13 +10,16 @@ from torch import Tensor
 
 from adaqn.core.curvature import Curvature
 from adaqn.core.scaling import Scaling
+from adaqn.parameters.dealt import FlatBlocks
 from adaqn.parameters.flat import FlatParameters
 from adaqn.parameters.processes import in_parts, is_dtensor, processes_for
 from adaqn.parameters.shards import FlatShards
 from adaqn.parameters.slices import FlatSlices, needs_matrices
 
 
-def flat_parameters(params: Sequence[Tensor], process_group: Any, *, shard_history: bool) -> FlatParameters:
+def flat_parameters(
+    params: Sequence[Tensor], process_group: Any, scaling: Scaling, *, shard_history: bool
+) -> FlatParameters:
     """The vector of these parameters, as they lie on the processes at work."""
     if any(map(is_dtensor, params)):
         if shard_history:
@@ -25,6 +28,8 @@ def flat_parameters(params: Sequence[Tensor], process_group: Any, *, shard_histo
 
         return FlatShards(params, sharing_processes(process_group, params))
     processes = processes_for(process_group, params[0].device)
+    if shard_history and has_blocks(scaling):
+        return FlatBlocks(params, in_parts(processes), scaling)
     if shard_history:
         return FlatSlices(params, in_parts(processes))
     return FlatParameters(params, processes)
@@ -34,7 +39,7 @@ def check_parts(flat: FlatParameters, scaling: Scaling, curvature: Curvature, fi
     """Can these parts of a method work with vectors of which each process has a part?"""
     if flat.is_whole:
         return
-    check_scaling(flat, scaling, "give preset='modern', or scaling='adam' or another that is element-wise")
+    check_scaling(flat, scaling, "give scaling='kronecker' or 'adam', or tell its blocks in Scaling.blocks")
     kind = "sharded parameters" if isinstance(flat, FlatShards) else "shard_history=True"
     if curvature.needs_model:
         raise ValueError(
@@ -50,8 +55,13 @@ def check_parts(flat: FlatParameters, scaling: Scaling, curvature: Curvature, fi
 
 def check_scaling(flat: FlatParameters, scaling: Scaling, advice: str) -> None:
     """Can H0 work where a process has a part of each matrix?"""
-    if isinstance(flat, FlatShards) and needs_matrices(scaling):
+    if isinstance(flat, FlatShards) and needs_matrices(scaling) and not has_blocks(scaling):
         raise ValueError(
             f"{type(scaling).__name__} needs whole matrices, and with sharded parameters each process has a part of "
             f"them: {advice}"
         )
+
+
+def has_blocks(scaling: Scaling) -> bool:
+    """Is this H0 made of blocks that know nothing of each other?"""
+    return scaling.blocks((2, 2)) is not None

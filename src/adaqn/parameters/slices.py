@@ -1,4 +1,4 @@
-"""Vectors of which each process has an equal slice, for DDP with ``shard_history`` and an H0 that may be cut anywhere."""
+"""Vectors of which each process has an equal slice: ``shard_history`` with an H0 that may be cut anywhere."""
 
 from __future__ import annotations
 
@@ -27,12 +27,7 @@ class FlatSlices(FlatParts):
 
     def __init__(self, params: Sequence[Tensor], processes: Processes | None = None) -> None:
         self.processes = processes or Processes()
-        for index, p in enumerate(params):
-            if not p.is_contiguous():
-                raise ValueError(
-                    f"parameter {index} of shape {tuple(p.shape)} is not contiguous, and shard_history cuts "
-                    "parameters by the order of their elements: make it contiguous, or leave out shard_history"
-                )
+        check_contiguous(params)
         super().__init__(params, processes)
         self.whole = FlatParameters(params, processes)
         self.whole_sizes = self.whole.sizes
@@ -138,6 +133,15 @@ class WholeH0:
 def needs_matrices(scaling: Scaling) -> bool:
     """Does this H0 mix the numbers of a vector?"""
     return not scaling.elementwise or bool(scaling.tensor_shapes((2, 2)))
+
+
+def check_contiguous(params: Sequence[Tensor]) -> None:
+    for index, p in enumerate(params):
+        if not p.is_contiguous():
+            raise ValueError(
+                f"parameter {index} of shape {tuple(p.shape)} is not contiguous, and shard_history cuts "
+                "parameters by the order of their elements: make it contiguous, or leave out shard_history"
+            )
 
 
 def buckets(sizes: Sequence[int], most: int) -> list[tuple[int, int]]:
