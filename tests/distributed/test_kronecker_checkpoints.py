@@ -32,7 +32,7 @@ def made(kind):
     if kind == "fsdp":
         fully_shard(net[0])
         fully_shard(net)
-    return net, AdaQN(net.parameters(), 3e-3, reject="none")
+    return net, AdaQN(net.parameters(), 2e-2, reject="none")
 
 
 def train(net, opt, start, steps):
@@ -41,7 +41,7 @@ def train(net, opt, start, steps):
     losses = []
     for k in range(start, start + steps):
         x = torch.randn(64, 20, generator=torch.Generator().manual_seed(k))
-        x, target = problem.share((x, torch.sin(x @ teacher)))
+        x, target = problem.share((x, torch.sin(0.2 * x @ teacher)))
         opt.zero_grad()
         loss = (net(x) - target).square().mean()
         loss.backward()
