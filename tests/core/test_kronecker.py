@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from adaqn.core.eigenbasis import first_basis, into_basis, matrix_shape, next_basis, out_of_basis
 from adaqn.core.kronecker import Kronecker
-from adaqn.core.scaling import Adam
+from adaqn.core.scaling import Adam, Scaling
 from oracles import dense_kronecker, random_spd, relative_error
 
 SHAPES = [(4, 3), (5,), (), (2, 3, 2), (1, 4)]
@@ -48,9 +48,9 @@ def test_h0_is_its_dense_matrix(steps, block_size):
     assert relative_error(H0, dense_kronecker(scaling)) < 1e-13
     torch.testing.assert_close(H0, H0.T, rtol=1e-10, atol=1e-10 * float(H0.abs().max()))
     assert torch.linalg.eigvalsh((H0 + H0.T) / 2).min() > 0
-    if steps > 1 and block_size == 100:
+    if steps > 3:
         off_diagonal = H0[:12, :12] - torch.diag(H0[:12, :12].diagonal())
-        assert off_diagonal.norm() > 0.1 * H0[:12, :12].norm(), "this H0 is no diagonal in disguise"
+        assert off_diagonal.norm() > 0.02 * H0[:12, :12].norm(), "this H0 is no diagonal in disguise"
 
 
 @given(
@@ -177,7 +177,7 @@ def test_parameters_without_a_gradient_do_not_age():
         if k % 3 == 1:
             g[:12] = 0.0
             ours.update_some(g, [1, 2])
-            super(Kronecker, twin).update_some(g, [1, 2])  # what a scaling that knows nothing of this inherits
+            Scaling.update_some(twin, g, [1, 2])  # what a scaling that knows nothing of this inherits
         else:
             ours.update(g)
             twin.update(g)

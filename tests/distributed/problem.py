@@ -9,7 +9,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from adaqn import AdaQN, Kronecker, Monitor, PairOptions, RejectOptions, StorageOptions
-from adaqn.core.blocks import Block, blocks_of
+from adaqn.core.blocks import blocks_of
 from adaqn.core.eigenbasis import matrix_shape
 from adaqn.parameters.slices import slice_bounds
 
@@ -114,8 +114,7 @@ class RowBlocks(Kronecker):
         (rows, columns), found = matrix_shape(shape), []
         for rank in range(self.count):
             start, stop = slice_bounds(rows, rank, self.count)
-            for block in blocks_of((stop - start, columns), self.block_size):
-                found.append(Block((start + block.rows[0], start + block.rows[1]), block.columns))
+            found += [block.moved(start, 0) for block in blocks_of((stop - start, columns), self.block_size)]
         return found
 
 

@@ -1,7 +1,8 @@
 """The eigenbasis of Shampoo's Kronecker factors: what a Kronecker scaling computes, as functions of matrices.
 
 G is a gradient as a p × q matrix, L and R are running averages of G Gᵀ and GᵀG, and Q_L and Q_R their eigenvectors.
-``None`` in place of a basis is the identity.
+``None`` in place of a basis is the identity. Each function takes one matrix or a stack of them, a tensor of
+three dimensions, and reads nothing back to the host.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def matrix_shape(shape: Sequence[int], cut: int | None = None) -> tuple[int, int
 
 def into_basis(v: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
     """Q_Lᵀ v Q_R, in new memory."""
-    rotated = v if left is None else _product(left.t(), v)
+    rotated = v if left is None else _product(left.mT, v)
     rotated = rotated if right is None else _product(rotated, right)
     return rotated.clone() if rotated is v else rotated
 
@@ -47,8 +48,8 @@ def into_basis(v: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
 def out_of_basis(v: Tensor, left: Tensor | None, right: Tensor | None, out: Tensor) -> Tensor:
     """out ← Q_L v Q_Rᵀ, where ``out`` is not ``v``."""
     if right is None:
-        return out.copy_(v) if left is None else torch.mm(left, v, out=out)
-    return torch.mm(v if left is None else _product(left, v), right.t(), out=out)
+        return out.copy_(v) if left is None else _product(left, v, out)
+    return _product(v if left is None else _product(left, v), right.mT, out)
 
 
 def lift(roots: Tensor) -> Tensor:
@@ -57,13 +58,17 @@ def lift(roots: Tensor) -> Tensor:
     Where gradients have no part, as those of low rank have none in most directions, the rotated ones hold rounding
     errors of about ulp·‖G‖, and so do their roots: dividing one by the other would step there as far as anywhere.
     """
-    smallest = torch.linalg.vector_norm(roots) * (ROUNDING * torch.finfo(roots.dtype).eps)
+    norms = torch.linalg.vector_norm(roots, dim=(-2, -1), keepdim=True)
+    smallest = norms.mul_(ROUNDING * torch.finfo(roots.dtype).eps)
     return torch.maximum(roots, smallest, out=roots)
 
 
-def add_outer(average: Tensor, g: Tensor, decay: float) -> None:
-    """average ← decay·average + (1 − decay) g gᵀ, without a temporary."""
-    average.addmm_(g, g.t(), beta=decay, alpha=1.0 - decay)
+def add_outer(average: Tensor, g: Tensor, keep: float, add: float) -> None:
+    """average ← keep·average + add·g gᵀ, without a temporary."""
+    if average.dim() == 3:
+        average.baddbmm_(g, g.mT, beta=keep, alpha=add)
+    else:
+        average.addmm_(g, g.mT, beta=keep, alpha=add)
 
 
 def first_basis(average: Tensor) -> Tensor:
@@ -77,14 +82,16 @@ def first_basis(average: Tensor) -> Tensor:
             [1., 0., 0.],
             [0., 0., 1.]])
     """
-    identity = torch.eye(len(average), dtype=average.dtype, device=average.device)
-    try:
-        values, Q = torch.linalg.eigh(average)
-    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-        return identity
-    known = int((values > FLOOR * values[-1]).sum())
-    Q = torch.linalg.qr(torch.cat([Q.flip(1)[:, :known], identity], 1)).Q
-    return torch.where(Q.isfinite().all(), Q, identity)
+    n = average.shape[-1]
+    identity = torch.eye(n, dtype=average.dtype, device=average.device).expand_as(average)
+    usable = _finite(average)
+    values, Q = torch.linalg.eigh(torch.where(usable, average, identity))
+    known = (values > FLOOR * values[..., -1:]).sum(-1, keepdim=True)  # how many
+    places = torch.arange(n, device=average.device)
+    columns = torch.where(places < known, places, n + places - known)
+    both = torch.cat([Q.flip(-1), identity], -1)
+    Q = torch.linalg.qr(both.take_along_dim(columns.unsqueeze(-2), -1)).Q
+    return torch.where(usable & _finite(Q), Q, identity)
 
 
 def next_basis(average: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,18 +99,43 @@ def next_basis(average: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
 
     Columns are sorted by their Rayleigh quotients first, so that QR keeps the directions of the largest eigenvalues
     and bends the others to them. Columns of which the average knows nothing (``FLOOR``) keep their order and, but for
-    that bending, their direction. Where the average is zero, or not finite, the basis stays as it is. Nothing is read
-    back by the host.
+    that bending, their direction. Where the average is zero, or not finite, the basis stays as it is.
     """
     product = _product(average, basis)
-    quotients = (basis * product).sum(0)
-    smallest = FLOOR * quotients.max()
+    quotients = (basis * product).sum(-2)
+    smallest = FLOOR * quotients.amax(-1, keepdim=True)
     order = torch.maximum(quotients, smallest).argsort(descending=True, stable=True)
-    Q = torch.linalg.qr(torch.addcmul(product, basis, smallest)[:, order]).Q
-    usable = Q.isfinite().all() & product.any()
-    return torch.where(usable, Q, basis), torch.where(usable, order, torch.arange(len(order), device=order.device))
+    shifted = torch.addcmul(product, basis, smallest.unsqueeze(-2))
+    Q = torch.linalg.qr(shifted.take_along_dim(order.unsqueeze(-2), -1)).Q
+    usable = _finite(Q) & product.ne(0.0).any(-1, keepdim=True).any(-2, keepdim=True)
+    places = torch.arange(order.shape[-1], device=order.device)
+    return torch.where(usable, Q, basis), torch.where(usable.squeeze(-1), order, places)
 
 
-def _product(a: Tensor, b: Tensor) -> Tensor:
+def carried(V: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
+    """Mean squares in the coordinates of bases from those in the coordinates of the matrix, as if of independent
+    numbers: (Q_L∘Q_L)ᵀ V (Q_R∘Q_R).
+    """
+    return into_basis(V, None if left is None else left.square(), None if right is None else right.square())
+
+
+def carried_back(V: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
+    """The other way round: (Q_L∘Q_L) V (Q_R∘Q_R)ᵀ.
+
+    >>> turned = torch.tensor([[0.6, -0.8], [0.8, 0.6]])
+    >>> carried_back(torch.tensor([[1.0], [0.0]]), turned, None).flatten()
+    tensor([0.3600, 0.6400])
+    """
+    squares = [None if basis is None else basis.square() for basis in (left, right)]
+    return out_of_basis(V, squares[0], squares[1], out=torch.empty_like(V))
+
+
+def _finite(matrix: Tensor) -> Tensor:
+    return matrix.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
+
+
+def _product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     # With out= a step inside autocast is not rounded to its dtype.
-    return torch.mm(a, b, out=torch.empty(a.shape[0], b.shape[1], dtype=a.dtype, device=a.device))
+    if out is None:
+        out = torch.empty(*a.shape[:-1], b.shape[-1], dtype=a.dtype, device=a.device)
+    return torch.bmm(a, b, out=out) if a.dim() == 3 else torch.mm(a, b, out=out)

@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from adaqn.core.blocks import BLOCK_SIZE, Block, blocks_of
-from adaqn.core.carried import moments_into_basis, own_coordinates
 from adaqn.core.checks import at_least_one, whole
-from adaqn.core.eigenbasis import add_outer, first_basis, into_basis, lift, matrix_shape, next_basis, out_of_basis
-from adaqn.core.scaling import Adam, decay_in_range
-
-SIDES = ("left", "right")
-
-
-@dataclass(frozen=True)
-class Factors:
-    """What is known of one block: L, R (the averages) and the bases, by side; a side of length 1 has none."""
-
-    block: Block
-    averages: dict[str, Tensor]
-    bases: dict[str, Tensor]
-
-    def of(self, matrix: Tensor) -> Tensor:
-        """Its part of a matrix, as a view."""
-        (top, bottom), (first, last) = self.block.rows, self.block.columns
-        return matrix[top:bottom, first:last]
+from adaqn.core.eigenbasis import add_outer, carried_back, into_basis, lift, matrix_shape, out_of_basis
+from adaqn.core.scaling import Adam, decay_in_range, present_parts
+from adaqn.core.stacks import SIDES, Member, Stack, Stacks, members_of
+from adaqn.core.turning import Place, Turning
 
 
 class Kronecker(Adam):
@@ -84,6 +69,7 @@ class Kronecker(Adam):
 
     number_names = ("step", "seen")
     elementwise = False
+    skips_by_itself = True
 
     def __init__(
         self,
@@ -101,7 +87,10 @@ class Kronecker(Adam):
         self.block_size = whole("block_size", block_size, 2)
         self.basis_decay = self.decay if basis_decay is None else decay_in_range("basis_decay", basis_decay)
         self.seen: list[int] = []
-        self.factors: list[list[Factors]] = []
+        """How often each parameter had a gradient, finite or not: by this the bases are refreshed."""
+        self.matrices: list[tuple[int, int]] = []
+        self._members: list[list[Member]] = []
+        self._stacks: dict[tuple[int, ...], Stacks] = {}
 
     def blocks(self, shape: Sequence[int]) -> list[Block] | None:
         if len(shape) < 2 or 0 in shape:
@@ -124,164 +113,173 @@ class Kronecker(Adam):
         shapes: Sequence[Sequence[int]],
         tensors: Sequence[dict[str, Tensor]] | None = None,
         cuts: Sequence[int | None] | None = None,
+        places: Sequence[Place] | None = None,
+        blocks: Sequence[Sequence[Block]] | None = None,
     ) -> None:
+        """``places`` say where these parameters lie in whole ones, which have those ``blocks``, if they are parts."""
         cuts = list(cuts) if cuts is not None else [None] * len(shapes)
+        tensors = list(tensors) if tensors is not None else [{} for _ in shapes]
         self.matrices = [matrix_shape(shape, cut) for shape, cut in zip(shapes, cuts, strict=True)]
-        kept = list(tensors) if tensors is not None else [{} for _ in shapes]
-        self.factors = [
-            self._factors(matrix, tensors) if len(shape) > 1 else []
-            for shape, matrix, tensors in zip(shapes, self.matrices, kept, strict=True)
+        starts = [0, *accumulate(p * q for p, q in self.matrices)]
+        self._members = [
+            members_of(i, self.blocks(self.matrices[i]) or [], starts[i], self.matrices[i], kept) if kept else []
+            for i, kept in enumerate(tensors)
         ]
-        super().build(vectors, shapes, kept, cuts)
-
-    def _factors(self, matrix: tuple[int, int], tensors: dict[str, Tensor]) -> list[Factors]:
-        """Views of what is kept for each block of a matrix."""
-        found = [Factors(block, {}, {}) for block in self.blocks(matrix) or []]
-        for dim, side in enumerate(SIDES):
-            blocks = [f for f in found if f.block.shape[dim] > 1]
-            sizes = [f.block.shape[dim] ** 2 for f in blocks]
-            for kind in ("average", "basis") if blocks else ():
-                pieces = torch.split(tensors[f"{side}_{kind}"].view(-1), sizes)
-                for f, piece in zip(blocks, pieces, strict=True):
-                    n = f.block.shape[dim]
-                    (f.averages if kind == "average" else f.bases)[side] = piece.view(n, n)
-        return [f for f in found if f.bases]
+        self._stacks = {}
+        if places is None or blocks is None:
+            blocks = [[member.block for member in members] for members in self._members]
+            places = [Place(i) for i in range(len(blocks))]
+        self._turning = Turning(places, blocks, self._refresh)
+        super().build(vectors, shapes, tensors, cuts)
 
     def reset(self) -> None:
         super().reset()
         self.seen = [0] * len(self.shapes)
-        for factors in self.factors:
-            for f in factors:
-                for basis in f.bases.values():
-                    basis.fill_diagonal_(1.0)
-
-    def update(self, g: Tensor) -> None:
-        self.update_some(g, range(len(self.shapes)))
+        self._turning.reset()
+        for basis in (basis for members in self._members for member in members for basis in member.bases):
+            if basis is not None:
+                basis.fill_diagonal_(1.0)
 
     def update_some(self, g: Tensor, present: Sequence[int]) -> None:
-        gradients, moments = self._matrices(g), self._matrices(self.vectors["square_avg"])
+        self._see({"square_avg": g}, present)
+
+    def _see(self, shown: dict[str, Tensor], present: Sequence[int], turned: list[Tensor] | None = None) -> None:
+        """Add squares to these vectors, and outer products of the first to L and R; ``turned`` gets it by stacks."""
+        stacks, first = self._stacks_of(present), next(iter(shown))
+        # Before the gradient is looked at: a basis made from it would be that of its own rounding errors.
+        moments = [self.vectors[name] for name in self.vector_names]
+        self.ages.restart(self._turning.turn(stacks, moments, self.seen, present))
+        self._forget(shown, stacks, present)
+        cut = {name: (stacks.split(v), stacks.split(self.vectors[name])) for name, v in shown.items()}
+        for stack in stacks.stacks:
+            for name, (pieces, squares) in cut.items():
+                v = stack.gather(pieces)
+                x = into_basis(v, *stack.bases)
+                parts = stack.parts(x)
+                torch._foreach_addcmul_(stack.inside(squares), parts, parts, 1.0 - self.decay)
+                if name == first:
+                    self._add_outer(stack, v)
+                    if turned is not None:
+                        turned.append(x)
+        for pieces, squares in cut.values() if stacks.rest else ():
+            rest = [pieces[i] for i in stacks.rest]
+            torch._foreach_addcmul_([squares[i] for i in stacks.rest], rest, rest, 1.0 - self.decay)
+        self.ages.add(present, self.ok)
         for i in present:
-            # Before this gradient is looked at: a basis made from it would be that of its own rounding errors.
-            self._turn(i, [moments[i]])
-            self._add_square(i, moments[i], gradients[i])
-            self._add_to_averages(i, gradients[i])
+            self.seen[i] += 1
 
-    def _add_square(self, i: int, V: Tensor, v: Tensor) -> Tensor:
-        """V of one matrix; returns v in the coordinates of its bases."""
-        rotated = self._rotated(i, v)
-        V.mul_(self.decay).addcmul_(rotated, rotated, value=1.0 - self.decay)
-        return rotated
+    def _forget(self, names: Iterable[str], stacks: Stacks, present: Sequence[int]) -> None:
+        """What averages lose to the next gradient."""
+        remembered = self._remembered(self.decay)
+        for part in present_parts(self.sizes, set(present)):
+            for name in names:
+                self.vectors[name][part].mul_(remembered)
+        if self.ok is not None and stacks.averages:  # otherwise the product does this
+            torch._foreach_mul_(stacks.averages, self._remembered(self.basis_decay))
 
-    def _rotated(self, i: int, v: Tensor) -> Tensor:
-        if not self.factors[i]:
-            return v
-        rotated = v.clone()
-        for f in self.factors[i]:
-            f.of(rotated).copy_(into_basis(f.of(v), f.bases.get("left"), f.bases.get("right")))
-        return rotated
-
-    def _add_to_averages(self, i: int, G: Tensor) -> None:
+    def _add_outer(self, stack: Stack, G: Tensor) -> None:
         """L and R, from which the next bases come."""
-        for f in self.factors[i]:
-            for side, average in f.averages.items():
-                part = f.of(G)
-                add_outer(average, part if side == "left" else part.t(), self.basis_decay)
-        self.steps[i] += 1
-        self.seen[i] += 1
+        keep = self.basis_decay if self.ok is None else 1.0
+        for average, matrices in zip(stack.averages, (G, G.mT), strict=True):
+            if average is not None:
+                add_outer(average, matrices, keep, 1.0 - self.basis_decay)
 
     def roots(self, out: Tensor) -> Tensor:
         """out ← √V̂ + ε, in the coordinates of the bases."""
-        return self._lifted(super().roots(out))
+        stacks = self._stacks_of(range(len(self.shapes)))
+        pieces = stacks.split(self._plain_roots(out))
+        for stack in stacks.stacks:
+            lifted = lift(stack.gather(pieces))
+            if not stack.is_view:
+                stack.scatter(lifted, pieces)
+        return out
 
-    def _lifted(self, roots: Tensor) -> Tensor:
-        for i, root in enumerate(self._matrices(roots)):
-            for f in self.factors[i]:
-                f.of(root).copy_(lift(f.of(root).contiguous()))
-        return roots
+    def _plain_roots(self, out: Tensor) -> Tensor:
+        """The same but for what is too small."""
+        return super().roots(out)
 
     def apply(self, v: Tensor, out: Tensor) -> Tensor:
-        return self._between_bases(torch.div, v, out)
+        return self._between_bases(torch.div, torch._foreach_div, v, out)
 
     def apply_inverse(self, v: Tensor, out: Tensor) -> Tensor:
-        return self._between_bases(torch.mul, v, out)
+        return self._between_bases(torch.mul, torch._foreach_mul, v, out)
 
     def square(self, v: Tensor) -> Tensor:
         """v·H0 v: half of the products of an application."""
-        rotated = [self._rotated(i, part) for i, part in enumerate(self._matrices(v))]
-        return self._square(rotated, self.roots(torch.empty_like(v)))
+        stacks = self._stacks_of(range(len(self.shapes)))
+        pieces = stacks.split(v)
+        return self._square([into_basis(stack.gather(pieces), *stack.bases) for stack in stacks.stacks], v)
 
-    def _square(self, rotated: Sequence[Tensor], roots: Tensor) -> Tensor:
-        """The same from v in the coordinates of the bases."""
-        total = torch.zeros((), dtype=torch.float64, device=roots.device)
-        for part, root in zip(rotated, self._matrices(roots), strict=True):
-            total += torch.div(part, root, out=root).flatten().dot(part.flatten())
+    def _square(self, turned: Sequence[Tensor], v: Tensor) -> Tensor:
+        """The same where v is known by stacks, in the coordinates of the bases."""
+        stacks = self._stacks_of(range(len(self.shapes)))
+        pieces, roots = stacks.split(v), stacks.split(self._plain_roots(torch.empty_like(v)))
+        found = [(x, lift(stack.gather(roots))) for stack, x in zip(stacks.stacks, turned, strict=True)]
+        found += [(pieces[i], roots[i]) for i in stacks.rest]
+        total = torch.zeros((), dtype=torch.float64, device=v.device)
+        for x, root in found:
+            total += x.div(root).view(-1).dot(x.view(-1))
         return total
 
-    def _between_bases(self, operation: Callable[..., Tensor], v: Tensor, out: Tensor) -> Tensor:
+    def _between_bases(
+        self, operation: Callable[..., Tensor], for_each: Callable[..., Any], v: Tensor, out: Tensor
+    ) -> Tensor:
         """out ← v with the operation by the roots, in the coordinates of the bases."""
-        roots = self._matrices(self.roots(out))
-        for i, (part, root) in enumerate(zip(self._matrices(v), roots, strict=True)):
-            operation(self._rotated(i, part), root, out=root)
-            for f in self.factors[i]:
-                turned = f.of(root).contiguous()
-                back = out_of_basis(turned, f.bases.get("left"), f.bases.get("right"), out=torch.empty_like(turned))
-                f.of(root).copy_(back)
+        stacks = self._stacks_of(range(len(self.shapes)))
+        pieces, results = stacks.split(v), stacks.split(self._plain_roots(out))
+        for stack in stacks.stacks:
+            root = lift(stack.gather(results))
+            x = into_basis(stack.gather(pieces), *stack.bases)
+            out_of_basis(operation(x, root, out=x), *stack.bases, out=root)
+            if not stack.is_view:
+                stack.scatter(root, results)
+        if stacks.rest:
+            rest = [results[i] for i in stacks.rest]
+            torch._foreach_copy_(rest, for_each([pieces[i] for i in stacks.rest], rest))
         return out
 
     def numbers(self, index: int) -> dict[str, float]:
-        return {"step": self.steps[index], "seen": self.seen[index]}
+        return {**super().numbers(index), "seen": self.seen[index]}
 
     def load_numbers(self, index: int, numbers: dict[str, float]) -> None:
-        self.steps[index], self.seen[index] = int(numbers["step"]), int(numbers["seen"])
+        super().load_numbers(index, numbers)
+        self.seen[index] = int(numbers["seen"])
+        # V that is older than L and R comes from elsewhere, and goes with the first basis instead of starting anew.
+        self._turning.keep(index, keep=numbers["step"] > numbers["seen"])
 
     def own_moments(self, index: int) -> dict[str, Tensor]:
-        if not self.tensors[index]:
-            return {}
-        blocks = self.blocks(self.matrices[index]) or []
-        return {
-            name: own_coordinates(self._matrices(self.vectors[name])[index], blocks, self.tensors[index])
-            for name in self.vector_names
-        }
+        found = {}
+        for name in self.vector_names if self._members[index] else ():
+            vector = self.vectors[name]
+            own = torch.split(vector, self.sizes)[index].clone().view(self.matrices[index])
+            for member in self._members[index]:
+                (top, bottom), (first, last) = member.block.rows, member.block.columns
+                own[top:bottom, first:last] = carried_back(member.of(vector).contiguous(), *member.bases)
+            found[name] = own
+        return found
 
     def restart(self, index: int) -> None:
-        for tensor in self.tensors[index].values():
-            tensor.zero_()
-        for f in self.factors[index]:
-            for basis in f.bases.values():
-                basis.fill_diagonal_(1.0)
-        self.seen[index] = 0  # V keeps its age: by that the first basis knows that it is to be carried
+        for member in self._members[index]:
+            for tensor in member.tensors():
+                tensor.zero_()
+            for basis in member.bases:
+                if basis is not None:
+                    basis.fill_diagonal_(1.0)
+        self.load_numbers(index, {**self.numbers(index), "seen": 0})
 
-    def _turn(self, i: int, moments: Sequence[Tensor]) -> None:
-        """The first basis, or the next one, where one is due; averages in its coordinates follow."""
-        age = self.seen[i] - 1  # SOAP counts from the gradient after the first
-        if len(self.shapes[i]) < 2 or age < 0 or age % self._refresh(i):
-            return
-        carries = self.steps[i] > self.seen[i]
-        for f in self.factors[i]:
-            for side, basis in f.bases.items():
-                if age == 0:
-                    basis.copy_(first_basis(f.averages[side]))
-                    continue
-                Q, order = next_basis(f.averages[side], basis)
-                basis.copy_(Q)
-                for V in moments:
-                    f.of(V).copy_(f.of(V).index_select(SIDES.index(side), order))
-        if age == 0 and carries:  # a block that restarted with what was known of it
-            for f in self.factors[i]:
-                for V in moments:
-                    f.of(V).copy_(moments_into_basis(f.of(V), f.bases.get("left"), f.bases.get("right")))
-        elif age == 0:  # they were of the identity's coordinates
-            for V in moments:
-                V.zero_()
-            self.steps[i] = 0
-
-    def _refresh(self, i: int) -> int:
-        """Gradients between two refreshments of that parameter's bases."""
+    def _refresh(self, shape: tuple[int, int]) -> int:
+        """Gradients between two refreshments of the bases of a block of that shape."""
         return self.refresh
 
-    def _matrices(self, vector: Tensor) -> list[Tensor]:
-        """One view per parameter, a matrix."""
-        return [piece.view(shape) for piece, shape in zip(torch.split(vector, self.sizes), self.matrices, strict=True)]
+    def _stacks_of(self, present: Sequence[int]) -> Stacks:
+        key = tuple(present) if len(present) < len(self.shapes) else ()
+        if key not in self._stacks:
+            self._stacks = {k: found for k, found in self._stacks.items() if not k}  # one selection at most
+            ends = [0, *accumulate(self.sizes)]
+            members = [member for i in present for member in self._members[i]]
+            rest = [(ends[i], ends[i + 1]) for i in present if not self._members[i]]
+            self._stacks[key] = Stacks(members, rest, ends[-1])
+        return self._stacks[key]
 
 
 def refuse_max_dimension(name: str, removed: dict[str, Any]) -> None:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from adaqn.core.ages import Ages
 from adaqn.core.blocks import Block
 from adaqn.core.checks import positive_number
 
@@ -39,12 +41,17 @@ class Scaling:
     learns_from_pairs = False
     """Does it learn from pairs (``learn``) instead of gradients, once there are any? Only methods for whole gradients
     show it those."""
+    skips_by_itself = True
+    """Does ``update`` of this very class change nothing while ``self.ok`` is 0? Where a class does not say so, copies
+    are kept and put back."""
 
     def __init__(self) -> None:
         self.vectors: dict[str, Tensor] = {}
         self.tensors: list[dict[str, Tensor]] = []
         self.shapes: list[tuple[int, ...]] = []
         self.cuts: list[int | None] = []
+        self.ok: Tensor | None = None
+        """During an update: 1 on the device if the gradient is finite and 0 if not; ``None`` if it is finite."""
 
     @property
     def sizes(self) -> list[int]:
@@ -88,12 +95,25 @@ class Scaling:
     def update(self, g: Tensor) -> None:
         """See the gradient of this step."""
 
-    def see(self, g: Tensor, present: Sequence[int]) -> None:
-        """The gradient of this step; what is known of parameters without one stays as it is."""
+    def see(self, g: Tensor, present: Sequence[int], ok: Tensor | None = None) -> None:
+        """The gradient of this step; what is known of parameters without one stays as it is.
+
+        ``ok`` is a number on the device: where it is 0, for a gradient that is not finite, and g zero in its place,
+        no tensor of this scaling changes. The host does not know, and its numbers count that gradient, too.
+        """
+        ours, for_some = _writers(type(self))  # type: ignore[arg-type]
+        copied = ok is not None and not ours
+        kept = [(tensor, tensor.clone()) for tensor in self._all_known()] if copied else []
+        self.ok = ok
         if len(present) == len(self.shapes):
             self.update(g)
-        else:
+        elif for_some:
             self.update_some(g, present)
+        else:
+            Scaling.update_some(self, g, present)
+        for tensor, before in kept:
+            tensor.copy_(torch.where(self.ok.gt(0.0), tensor, before))  # type: ignore[union-attr]
+        self.ok = None
 
     def update_some(self, g: Tensor, present: Sequence[int]) -> None:
         """See a gradient that only the parameters of these indices have; what is known of the others stays."""
@@ -153,6 +173,13 @@ class Scaling:
     def restart(self, index: int) -> None:
         """Forget the matrices of a parameter: its part of the vectors is what ``own_moments`` said of it."""
 
+    def _all_known(self) -> list[Tensor]:
+        return [tensor for kept in (self.vectors, *self.tensors) for tensor in kept.values()]
+
+    def _remembered(self, decay: float) -> float | Tensor:
+        """By what an average is multiplied: its decay, and 1 for a gradient that is not finite."""
+        return decay if self.ok is None else torch.rsub(self.ok.double(), 1.0, alpha=1.0 - decay)
+
     def _known(self, index: int) -> list[Tensor]:
         """All tensors of one parameter: its parts of the vectors, and its own."""
         parts = [torch.split(vector, self.sizes)[index] for vector in self.vectors.values()]
@@ -194,6 +221,7 @@ class Adagrad(Scaling):
     """H0 = 1/√(Σg² + ε), the paper's. ε is the starting value of the sum."""
 
     vector_names = ("sum",)
+    skips_by_itself = True
 
     def __init__(self, eps: float = 1e-4) -> None:
         super().__init__()
@@ -213,6 +241,7 @@ class RMSProp(Scaling):
     """H0 = 1/(√v + ε) with v the exponential average of g², as in torch.optim.RMSprop."""
 
     vector_names: tuple[str, ...] = ("square_avg",)
+    skips_by_itself = True
 
     def __init__(self, decay: float = 0.99, eps: float = 1e-8) -> None:
         super().__init__()
@@ -220,7 +249,16 @@ class RMSProp(Scaling):
         self.eps = positive_number("eps of the scaling", eps)
 
     def update(self, g: Tensor) -> None:
-        self.vectors["square_avg"].mul_(self.decay).addcmul_(g, g, value=1.0 - self.decay)
+        self.update_some(g, range(len(self.shapes)))
+
+    def update_some(self, g: Tensor, present: Sequence[int]) -> None:
+        self._average("square_avg", g, present)
+
+    def _average(self, name: str, v: Tensor, present: Sequence[int]) -> None:
+        """The running average of v², of these parameters."""
+        remembered, here = self._remembered(self.decay), set(present)
+        for part in present_parts(self.sizes, here):
+            self.vectors[name][part].mul_(remembered).addcmul_(v[part], v[part], value=1.0 - self.decay)
 
     def roots(self, out: Tensor) -> Tensor:
         """out ← √v + ε."""
@@ -240,31 +278,44 @@ class Adam(RMSProp):
     """
 
     number_names: tuple[str, ...] = ("step",)
+    skips_by_itself = True
 
     def __init__(self, decay: float = 0.999, eps: float = 1e-8) -> None:
         super().__init__(decay, eps)
-        self.steps: list[int] = []
+        self.ages = Ages(0, torch.device("cpu"))
+
+    @property
+    def steps(self) -> list[int]:
+        """The finite gradients that each parameter has had: a read from the device."""
+        return self.ages.values()
 
     def reset(self) -> None:
         super().reset()
-        self.steps = [0] * len(self.shapes)
+        self.ages = Ages(len(self.shapes), self.vectors["square_avg"].device)
 
-    def update(self, g: Tensor) -> None:
-        super().update(g)
-        self.steps = [step + 1 for step in self.steps]
+    def update_some(self, g: Tensor, present: Sequence[int]) -> None:
+        super().update_some(g, present)
+        self.ages.add(present, self.ok)
 
     def roots(self, out: Tensor) -> Tensor:
         """out ← √v̂ + ε."""
-        root = torch.sqrt(self.vectors["square_avg"], out=out)
-        for part, step in runs(self.sizes, self.steps):
-            root[part].mul_(1.0 / math.sqrt(1.0 - self.decay ** max(step, 1)))
-        return root.add_(self.eps)
+        torch.sqrt(self.vectors["square_avg"], out=out)
+        corrections = self.ages.powers(self.decay).neg_().add_(1.0).rsqrt_()
+        torch._foreach_mul_(*self._by_age(out, corrections))
+        return out.add_(self.eps)
+
+    def _by_age(self, vector: Tensor, values: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Parts of the vector, and for each the value of its age."""
+        found = runs(self.sizes, self.ages.kinds)
+        parts = torch.split(vector, [part.stop - part.start for part, _ in found])
+        by_kind = values.unbind()
+        return list(parts), [by_kind[kind] for _, kind in found]
 
     def numbers(self, index: int) -> dict[str, float]:
         return {"step": self.steps[index]}
 
     def load_numbers(self, index: int, numbers: dict[str, float]) -> None:
-        self.steps[index] = int(numbers["step"])
+        self.ages.load(index, int(numbers["step"]))
 
 
 def decay_in_range(name: str, value: float) -> float:
@@ -291,3 +342,21 @@ def runs(sizes: Sequence[int], kinds: Sequence[T | None]) -> list[tuple[slice, T
                 found.append((slice(start, start + size), kind))
         start += size
     return found
+
+
+def present_parts(sizes: Sequence[int], present: set[int]) -> list[slice]:
+    """Where these parameters lie in a vector, neighbours in one slice.
+
+    >>> present_parts([2, 3, 1], {0, 1, 2}), present_parts([2, 3, 1], {0, 2})
+    ([slice(0, 6, None)], [slice(0, 2, None), slice(5, 6, None)])
+    """
+    return [part for part, _ in runs(sizes, [0 if i in present else None for i in range(len(sizes))])]
+
+
+@cache
+def _writers(scaling: type[Scaling]) -> tuple[bool, bool]:
+    """(Does its update skip by itself? Is ``update_some`` at least as much its own as ``update``?)."""
+    line = scaling.__mro__
+    update, some = (next(c for c in line if name in vars(c)) for name in ("update", "update_some"))
+    first = min(update, some, key=line.index)
+    return "skips_by_itself" in vars(first), line.index(some) <= line.index(update)

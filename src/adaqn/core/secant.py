@@ -36,6 +36,7 @@ class Secant(Adam):
     vector_names = ("square_avg", "step_square_avg")
     number_names = ("step", "pairs")
     learns_from_pairs = True
+    skips_by_itself = True
 
     def __init__(self, decay: float = 0.95, eps: float = 1e-8) -> None:
         super().__init__(decay, eps)
@@ -45,19 +46,19 @@ class Secant(Adam):
         super().reset()
         self.pairs = 0
 
-    def update(self, g: Tensor) -> None:
-        self._add(g, torch.ones_like(g))
+    def update_some(self, g: Tensor, present: Sequence[int]) -> None:
+        self._add(g, torch.ones_like(g) if self.ok is None else self.ok.to(g.dtype).expand_as(g), present)
 
     def learn(self, s: Tensor, y: Tensor, rms: float) -> Tensor | None:
         if self.pairs == 0:  # what the first gradients said has another scale
             super().reset()
         self.pairs += 1
-        self._add(y / rms, s / rms)
+        self._add(y / rms, s / rms, range(len(self.shapes)))
         return None
 
-    def _add(self, y: Tensor, s: Tensor) -> None:
-        super().update(y)
-        self.vectors["step_square_avg"].mul_(self.decay).addcmul_(s, s, value=1.0 - self.decay)
+    def _add(self, y: Tensor, s: Tensor, present: Sequence[int]) -> None:
+        super().update_some(y, present)
+        self._average("step_square_avg", s, present)
 
     def roots(self, out: Tensor) -> Tensor:
         """out ← √(avg y²/avg s²) + ε."""
@@ -107,39 +108,26 @@ class KroneckerSecant(Kronecker):
         super().__init__(decay, eps, refresh=often, block_size=block_size, basis_decay=basis_decay, **removed)
         self.by_size = refresh is None
 
-    def _refresh(self, i: int) -> int:
-        return SELDOM if self.by_size and max(self.matrices[i]) > SMALL else self.refresh
+    def _refresh(self, shape: tuple[int, int]) -> int:
+        return SELDOM if self.by_size and max(shape) > SMALL else self.refresh
 
     def update_some(self, g: Tensor, present: Sequence[int]) -> None:
-        self._add(g, torch.ones_like(g), present)
+        ones = torch.ones_like(g) if self.ok is None else self.ok.to(g.dtype).expand_as(g).contiguous()
+        self._see({"square_avg": g, "step_square_avg": ones}, present)
 
     def learn(self, s: Tensor, y: Tensor, rms: float) -> Tensor | None:
-        rotated = self._add(y / rms, s / rms, range(len(self.shapes)))
-        return self._square(rotated, self.roots(torch.empty_like(y))) * rms**2
+        changes, turned = y / rms, list[Tensor]()
+        self._see({"square_avg": changes, "step_square_avg": s / rms}, range(len(self.shapes)), turned)
+        return self._square(turned, changes) * rms**2
 
-    def _add(self, y: Tensor, s: Tensor, present: Sequence[int]) -> list[Tensor]:
-        """Returns the parts of y in the coordinates of the bases."""
-        changes, steps = self._matrices(y), self._matrices(s)
-        moments = [self._matrices(self.vectors[name]) for name in self.vector_names]
-        rotated = []
-        for i in present:
-            of_changes, of_steps = moments[0][i], moments[1][i]
-            self._turn(i, [of_changes, of_steps])
-            rotated.append(self._add_square(i, of_changes, changes[i]))
-            self._add_square(i, of_steps, steps[i])
-            self._add_to_averages(i, changes[i])
-        return rotated
-
-    def roots(self, out: Tensor) -> Tensor:
+    def _plain_roots(self, out: Tensor) -> Tensor:
         """out ← √(V_y/V_s) + ε, in the coordinates of the bases."""
-        return self._lifted(quotient(self, out))
+        return quotient(self, out)
 
 
 def quotient(scaling: Adam, out: Tensor) -> Tensor:
     """out ← √(avg y²/avg s²) + ε; the corrections of both averages for their start cancel."""
-    steps = scaling.vectors["step_square_avg"]
-    floors = [FLOOR * (1.0 - scaling.decay ** max(step, 1)) for step in scaling.steps]
-    for part, size, floor in zip(torch.split(out, scaling.sizes), scaling.sizes, floors, strict=True):
-        if size:
-            part.fill_(floor)
-    return torch.div(scaling.vectors["square_avg"], out.add_(steps), out=out).sqrt_().add_(scaling.eps)
+    out.copy_(scaling.vectors["step_square_avg"])
+    floors = scaling.ages.powers(scaling.decay).neg_().add_(1.0).mul_(FLOOR)
+    torch._foreach_add_(*scaling._by_age(out, floors))
+    return torch.div(scaling.vectors["square_avg"], out, out=out).sqrt_().add_(scaling.eps)

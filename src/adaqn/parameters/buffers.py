@@ -1,7 +1,8 @@
 """Buffers as long as the parameters, and tensors of any shape that H0 keeps for each of them.
 
 Vectors as long as all parameters together are rows of flat buffers. Tensors of any shape, which a scaling keeps for
-each parameter, lie one behind the other in one buffer per name.
+each parameter, lie one behind the other in one buffer per name, those of parameters with the same shapes side by side:
+a stack of them is a view.
 """
 
 from __future__ import annotations
@@ -43,11 +44,13 @@ def tensor_buffer(shapes: Shapes, flat: FlatParameters) -> Tensor:
 def tensors_by_parameter(buffers: Mapping[str, Tensor], plan: dict[str, Shapes], count: int) -> list[dict[str, Tensor]]:
     """For each of ``count`` parameters name → view."""
     entries: list[dict[str, Tensor]] = [{} for _ in range(count)]
+    order = sorted(range(count), key=lambda i: [shapes[i] or () for shapes in plan.values()])
     for name, shapes in plan.items():
-        pieces = torch.split(buffers[name], [0 if shape is None else math.prod(shape) for shape in shapes])
-        for entry, piece, shape in zip(entries, pieces, shapes, strict=True):
+        pieces = torch.split(buffers[name], [math.prod(shapes[i] or (0,)) for i in order])
+        for i, piece in zip(order, pieces, strict=True):
+            shape = shapes[i]
             if shape is not None:
-                entry[name] = piece.view(shape)
+                entries[i][name] = piece.view(shape)
     return entries
 
 

@@ -6,13 +6,16 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from adaqn.core.eigenbasis import matrix_shape
+from adaqn.core.kronecker import Kronecker
 from adaqn.core.scaling import Scaling
+from adaqn.core.turning import Place
 from adaqn.parameters.buffers import Shapes, tensor_layout, total
 from adaqn.parameters.dealt import FlatBlocks
 from adaqn.parameters.exchange import from_slices, to_slices
@@ -41,6 +44,10 @@ class H0Layout:
         self.flat, self.scaling = flat, scaling
         self.shapes: list[tuple[int, ...]] = [tuple(shape) for shape in flat.shapes]
         self.owners = list(range(len(self.shapes)))
+
+    def places(self) -> dict[str, Any]:
+        """What a Kronecker H0 must know of its parts if they lie in whole parameters."""
+        return {}
 
     @cached_property
     def plan(self) -> dict[str, Shapes]:
@@ -138,6 +145,32 @@ class ShardedH0(H0Layout):
         self.longest = [max(self._size(shape) for shape in shapes) for shapes in self.every]
         """Numbers in the matrices of the shard that has most of them, by parameter."""
 
+    def places(self) -> dict[str, Any]:
+        """Shards lie one behind the other, below or beside each other as they are cut."""
+        if not isinstance(self.scaling, Kronecker):
+            return {}
+        places, every = [], []
+        for i, shapes in enumerate(self.every):
+            below, found = self._lie_below_each_other(i), []
+            ends = [0, *accumulate(shape[0 if below else -1] for shape in shapes)]
+            starts = [(end, 0) if below else (0, end) for end in ends]
+            for (row, column), shape in zip(starts, shapes, strict=False):
+                found += [block.moved(row, column) for block in self.scaling.blocks(shape) or []]
+            places.append(Place(i, *starts[self._here(i)]))
+            every.append(found)
+        return {"places": places, "blocks": every}
+
+    def _lie_below_each_other(self, index: int) -> bool:
+        from adaqn.parameters.dtensors import shard_counts
+
+        return all(dim < self._cut(index) for _, dim in shard_counts(self.flat.params[index]))
+
+    def _cut(self, index: int) -> int:
+        """The first dimension that belongs to the columns."""
+        whole = self.flat.saved_shape(index)
+        halves = ((k, (math.prod(whole[:k]), math.prod(whole[k:]))) for k in range(1, len(whole)))
+        return next((k for k, both in halves if both == matrix_shape(whole)), len(whole))
+
     def _shapes_of_all(self, index: int) -> list[tuple[int, ...]]:
         """Of each shard, as a matrix that is cut where the whole parameter is."""
         from adaqn.parameters.dtensors import shard_counts
@@ -153,8 +186,7 @@ class ShardedH0(H0Layout):
             ]
         if len(whole) < 2:
             return [tuple(shape) for shape in found]
-        k = next(k for k in range(1, len(whole)) if (math.prod(whole[:k]), math.prod(whole[k:])) == matrix_shape(whole))
-        return [matrix_shape(shape, k) for shape in found]
+        return [matrix_shape(shape, self._cut(index)) for shape in found]
 
     def _here(self, index: int) -> int:
         from adaqn.parameters.dtensors import shard_counts, shard_index
@@ -242,6 +274,14 @@ class DealtH0(H0Layout):
             found = [grid.shape(block) for block in blocks] or [empty]
             self.shapes += found
             self.owners += [i] * len(found)
+
+    def places(self) -> dict[str, Any]:
+        if not isinstance(self.scaling, Kronecker):
+            return {}
+        places = []
+        for i, blocks in enumerate(self.flat.mine):
+            places += [Place(i, block.rows[0], block.columns[0]) for block in blocks] or [Place(i)]
+        return {"places": places, "blocks": [grid.blocks if grid.is_cut else [] for grid in self.flat.grids]}
 
     def parts_of(self, indices: Iterable[int]) -> list[int]:
         wanted = set(indices)

@@ -46,7 +46,8 @@ class Memory:
         """Tensors of all parameters together; each parameter's saved state has them."""
         self.pairs = Pairs(self.buffers["pairs_s"], self.buffers["pairs_y"], self.gram, flat.settle)
         vectors = {name: self.buffers[f"scaling_{name}"] for name in scaling.vector_names}
-        scaling.build(vectors, self.layout.shapes, [without_prefix("scaling_", e) for e in self.h0_tensors()])
+        tensors = [without_prefix("scaling_", entry) for entry in self.h0_tensors()]
+        scaling.build(vectors, self.layout.shapes, tensors, **self.layout.places())
         whole = isinstance(flat, FlatSlices) and self.h0_flat is not flat
         self.h0: Any = WholeH0(scaling, flat) if whole else scaling  # type: ignore[arg-type]
 
