@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from adaqn import AdaQN, Kronecker, Monitor, PairOptions, RejectOptions, StorageOptions
+from adaqn import AdaQN, Monitor, PairOptions, RejectOptions, StorageOptions
 from adaqn.core.blocks import blocks_of
 from adaqn.core.eigenbasis import matrix_shape
 from adaqn.parameters.slices import slice_bounds
@@ -101,21 +101,25 @@ def wrapped(net, kind):
     return net
 
 
-class RowBlocks(Kronecker):
-    """Blocks as they lie on so many processes of FSDP2, in one process: the rows of each shard on their own."""
+def row_blocks(kind, count, **options):
+    """H0 in one process with the blocks that it has on so many of FSDP2: the rows of each shard on their own."""
 
-    def __init__(self, count):
-        super().__init__()
-        self.count = count
+    class Rows(kind):
+        def blocks(self, shape):
+            if len(shape) < 2 or 0 in shape:
+                return None
+            (rows, columns), found = matrix_shape(shape), []
+            for rank in range(count):
+                start, stop = slice_bounds(rows, rank, count)
+                found += [block.moved(start, 0) for block in blocks_of((stop - start, columns), self.block_size)]
+            return found
 
-    def blocks(self, shape):
-        if len(shape) < 2 or 0 in shape:
-            return None
-        (rows, columns), found = matrix_shape(shape), []
-        for rank in range(self.count):
-            start, stop = slice_bounds(rows, rank, self.count)
-            found += [block.moved(start, 0) for block in blocks_of((stop - start, columns), self.block_size)]
-        return found
+    return Rows(**options)
+
+
+def several(kind, names, storage=None, **options):
+    """Runs by their names."""
+    return {name: outcomes(kind, name, storage=storage, **options) for name in names}
 
 
 def outcomes(kind, name, steps=200, storage=None, **options):
