@@ -25,6 +25,8 @@ from adaqn.parameters.slices import needs_matrices, slice_bounds
 
 DIAGONAL = "_in_own_coordinates"
 """Behind the name of a vector: what a parameter that has other blocks now begins again with."""
+SAME_SUM = 1e-2
+"""How far sums of the same numbers in other coordinates may be apart, relative to them."""
 _OF_OTHERS = re.compile(rf"scaling_.*({DIAGONAL}|_shards_else_allow_partial_load)")
 
 
@@ -112,15 +114,18 @@ class H0Layout:
         return bool(of_averages > 0.0 or of_vectors == 0.0)
 
     def restart(self, index: int, entry: Mapping[str, Any]) -> None:
-        """Where nothing is known in its own coordinates each number has the mean, which no rotation changes."""
+        """Begin with what is saved in the parameter's own coordinates.
+
+        No rotation changes the sum of a vector. By that it is known whether what is there belongs to it; where it does
+        not, because nothing was saved, each number has the mean.
+        """
         for name, view in self._vectors(index).items():
             known = entry.get(f"scaling_{name}{DIAGONAL}")
-            if known is not None:
-                view.copy_(self.flat.held(index, known, view))
-                continue
-            both = torch.stack([view.sum(), view.new_tensor(float(view.numel()))]).double()
-            of_all, count = self.flat.reduce(both).tolist()
-            view.fill_(of_all / max(count, 1.0))
+            own = torch.zeros_like(view) if known is None else self.flat.held(index, known, view)
+            sums = torch.stack([view.sum(), own.sum(), view.new_tensor(float(view.numel()))]).double()
+            rotated, straight, count = self.flat.reduce(sums).tolist()
+            belongs = abs(rotated - straight) <= SAME_SUM * rotated
+            view.copy_(own if belongs else view.new_tensor(rotated / max(count, 1.0)))
         for part in self.parts_of([index]):
             self.scaling.restart(part)
 
