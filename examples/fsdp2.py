@@ -1,6 +1,8 @@
-"""AdaQN under FSDP2 (fully_shard), with a checkpoint that any number of processes can load.
+"""AdaQN under FSDP2 (fully_shard), with checkpoints that any number of processes can go on from.
 
-torchrun --nproc-per-node 2 examples/fsdp2.py [checkpoint]
+torchrun --nproc-per-node 2 examples/fsdp2.py [checkpoints] [steps]
+
+Started again after it was killed, it goes on from the last checkpoint; with another number of processes, too.
 """
 
 import sys
@@ -10,13 +12,32 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 
 from adaqn import AdaQN, Monitor
 
+SAVE_EVERY = 50
 
-def main(folder: Path) -> None:
+
+def load_newest(folder: Path, model: nn.Module, opt: AdaQN) -> None:
+    complete = [path.parent for path in folder.glob("*/.metadata")]  # is written last
+    if complete:
+        weights, state = get_state_dict(model, opt)
+        # H0's matrices are of the rows that a process has. Another number of processes finds none: H0 begins again.
+        planner = DefaultLoadPlanner(allow_partial_load=True)
+        newest = max(complete, key=lambda path: int(path.name))
+        dcp.load({"model": weights, "optimizer": state}, checkpoint_id=newest, planner=planner)
+        set_state_dict(model, opt, model_state_dict=weights, optim_state_dict=state)
+
+
+def save(folder: Path, model: nn.Module, opt: AdaQN) -> None:
+    weights, state = get_state_dict(model, opt)
+    dcp.save({"model": weights, "optimizer": state}, checkpoint_id=folder / str(opt.stats.steps))
+
+
+def main(folder: Path, steps: int) -> None:
     dist.init_process_group()
     device = "cpu"
     if torch.cuda.is_available():
@@ -29,30 +50,30 @@ def main(folder: Path) -> None:
     fully_shard(model)
     loss_fn = nn.MSELoss()
 
-    generator = torch.Generator().manual_seed(dist.get_rank())
-
-    def batch(size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def batch(number: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(1000 * number + dist.get_rank())
         x = torch.randn(size, 20, generator=generator)
         return x.to(device), torch.sin(x.sum(1, keepdim=True)).to(device)
 
-    # After fully_shard, so that the optimizer sees the sharded parameters; with an H0 that can be sharded.
-    opt = AdaQN(model.parameters(), preset="modern", monitor=Monitor(model, loss_fn, batch(64)))
-    if folder.exists():
-        weights, state = get_state_dict(model, opt)
-        dcp.load({"model": weights, "optimizer": state}, checkpoint_id=folder)
-        set_state_dict(model, opt, model_state_dict=weights, optim_state_dict=state)
-    for _ in range(101):
+    # After fully_shard, so that the optimizer sees the sharded parameters.
+    opt = AdaQN(model.parameters(), monitor=Monitor(model, loss_fn, batch(0, 64)))
+    load_newest(folder, model, opt)
+    if dist.get_rank() == 0:
+        print(f"{dist.get_world_size()} processes begin with step {opt.stats.steps}", flush=True)
+    while opt.stats.steps < steps:
         opt.zero_grad()
-        x, target = batch(32)
+        x, target = batch(1 + opt.stats.steps, 32)
         loss = loss_fn(model(x), target)
         loss.backward()
         opt.step()
-        if opt.stats.steps % 50 == 0 and dist.get_rank() == 0:
-            print(f"step {opt.stats.steps}: loss {loss.item():.4f}, {opt.stats.stored} pairs stored")
-    weights, state = get_state_dict(model, opt)
-    dcp.save({"model": weights, "optimizer": state}, checkpoint_id=folder)
+        if opt.stats.steps % SAVE_EVERY == 0:
+            save(folder, model, opt)
+            if dist.get_rank() == 0:
+                stored = opt.stats.stored
+                print(f"step {opt.stats.steps}: loss {loss.item():.4f}, {stored} pairs stored", flush=True)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "checkpoint"))
+    given = sys.argv[1:]
+    main(Path(given[0] if given else "checkpoints"), int(given[1]) if len(given) > 1 else 200)

@@ -9,6 +9,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from adaqn import AdaQN, Monitor, PairOptions, RejectOptions, StorageOptions
+from adaqn.core.blocks import blocks_of
+from adaqn.core.eigenbasis import matrix_shape
+from adaqn.parameters.slices import slice_bounds
 
 BATCH, MONITORED = 16, 64
 OPTIONS = {
@@ -21,6 +24,7 @@ OPTIONS = {
     },
     "kronecker": {
         "preset": "kronecker", "lr": 0.1, "cycle_length": 3, "pairs": PairOptions(fisher_size=7, eps=0.6),
+        "reject": RejectOptions(level=1.0),
     },
 }  # fmt: skip
 """Step sizes and tests such that cycles are stored, skipped and rejected."""
@@ -97,11 +101,32 @@ def wrapped(net, kind):
     return net
 
 
-def outcomes(kind, name, steps=200, storage=None):
+def row_blocks(kind, count, **options):
+    """H0 in one process with the blocks that it has on so many of FSDP2: the rows of each shard on their own."""
+
+    class Rows(kind):
+        def blocks(self, shape):
+            if len(shape) < 2 or 0 in shape:
+                return None
+            (rows, columns), found = matrix_shape(shape), []
+            for rank in range(count):
+                start, stop = slice_bounds(rows, rank, count)
+                found += [block.moved(start, 0) for block in blocks_of((stop - start, columns), self.block_size)]
+            return found
+
+    return Rows(**options)
+
+
+def several(kind, names, storage=None, **options):
+    """Runs by their names."""
+    return {name: outcomes(kind, name, storage=storage, **options) for name in names}
+
+
+def outcomes(kind, name, steps=200, storage=None, **options):
     """(path, statistics, how each cycle ended), with gradients that are not finite on the way."""
     events = []
     net = wrapped(model(), kind)
-    opt = monitored(net, net.parameters(), name, on_cycle=events.append, storage=storage)
+    opt = monitored(net, net.parameters(), name, on_cycle=events.append, storage=storage, **options)
     path = train(net, opt, steps, poisoned=(20, 21))
     return path, opt.stats, [(event.outcome.value, event.step) for event in events]
 

@@ -10,10 +10,17 @@ from limits import LIMIT
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def command(arguments, count):
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", *arguments]
+
+
 def torchrun(*arguments, count=2):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
+    found = subprocess.run(
+        command(arguments, count), env=ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT, check=False
+    )
     assert found.returncode == 0, found.stderr[-3000:]
     return found.stdout
 
@@ -28,9 +35,30 @@ def test_ddp():
     assert last_loss(output) < 0.45
 
 
-def test_fsdp2_goes_on_from_its_checkpoint_in_one_process(tmp_path):
-    first = torchrun(str(EXAMPLES / "fsdp2.py"), str(tmp_path / "checkpoint"))
-    second = torchrun(str(EXAMPLES / "fsdp2.py"), str(tmp_path / "checkpoint"), count=1)
-    assert "step 100" in first
-    assert "step 200" in second
-    assert last_loss(second) < last_loss(first) < 0.7
+def killed_behind(words, *arguments, count):
+    """Started, and ended as soon as it has said that; torchrun kills its processes, which save nothing any more."""
+    process = subprocess.Popen(command(arguments, count), env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
+    try:
+        output = ""
+        for line in process.stdout:
+            output += line
+            if words in line:
+                return output
+    finally:
+        process.terminate()
+        process.wait(LIMIT)
+    raise AssertionError(output)
+
+
+def test_fsdp2_is_killed_and_goes_on_with_other_numbers_of_processes(tmp_path):
+    """2 → 2 → 4 → 1."""
+    example = str(EXAMPLES / "fsdp2.py"), str(tmp_path)
+    killed = killed_behind("step 100:", *example, "100000", count=2)
+    losses = [last_loss(killed)]
+    for count, before, after in ((2, 100, 150), (4, 150, 200), (1, 200, 250)):
+        output = torchrun(*example, str(after), count=count)
+        begun = int(output.split("begin with step ")[1].split()[0])
+        assert begun == before or (count == 2 and begun % 50 == 0 and begun >= before)
+        assert f"step {after}:" in output or begun >= after
+        losses += [last_loss(output)] if "loss " in output else []
+    assert losses[-1] < losses[0] < 0.8

@@ -9,19 +9,24 @@ from processes import run_processes
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from adaqn import AdaQN, EmpiricalFisher, PairOptions, RejectOptions, StorageOptions
+from adaqn import AdaQN, EmpiricalFisher, Kronecker, PairOptions, RejectOptions, Scaling, StorageOptions
 
 
-@pytest.mark.parametrize("count, name", [(2, "paper"), (2, "modern"), (4, "modern")])
-def test_the_numbers_are_those_of_one_process(count, name):
-    """Five rows on two processes are uneven shards; on four one process holds nothing of any parameter."""
-    expected = problem.outcomes(None, name)
-    problem.assert_same_run(run_processes(count, problem.outcomes, "fsdp", name), expected)
+@pytest.mark.parametrize("count, names", [(2, ("paper", "modern", "kronecker")), (4, ("modern", "kronecker"))])
+def test_the_numbers_are_those_of_one_process(count, names):
+    """Five rows on two processes are uneven shards; on four one process holds nothing of any parameter.
+
+    With a Kronecker H0 it is one process in which the rows of each shard are blocks.
+    """
+    found = run_processes(count, problem.several, "fsdp", names)
+    for name in names:
+        blocks = {"scaling": problem.row_blocks(Kronecker, count)} if name == "kronecker" else {}
+        problem.assert_same_run([each[name] for each in found], problem.outcomes(None, name, **blocks))
 
 
-def collectives_per_step():
+def collectives_per_step(preset):
     net = problem.wrapped(problem.model(), "fsdp")
-    opt = AdaQN(net.parameters(), 0.05, preset="modern", reject="none", cycle_length=5)
+    opt = AdaQN(net.parameters(), 0.05, preset=preset, reject="none", cycle_length=5)
     problem.train(net, opt, 22)
     assert opt.stats.pairs == 3
     x, target = problem.share(problem.data(22, problem.BATCH))
@@ -31,8 +36,9 @@ def collectives_per_step():
     return calls
 
 
-def test_two_reductions_of_a_few_numbers_per_step():
-    for calls in run_processes(2, collectives_per_step):
+@pytest.mark.parametrize("preset", ["modern", "kronecker"])
+def test_two_reductions_of_a_few_numbers_per_step(preset):
+    for calls in run_processes(2, collectives_per_step, preset):
         assert calls == [("all_reduce", 8 * (3 + 1)), ("all_reduce", 8 * 3)]
 
 
@@ -66,9 +72,9 @@ def test_the_forward_pass_after_a_monitor_equals_one_without():
         assert torch.equal(with_monitor, without)
 
 
-def averaged_weights():
+def averaged_weights(**options):
     net = problem.wrapped(problem.model(), "fsdp") if dist.is_initialized() else problem.model()
-    opt = problem.monitored(net, net.parameters(), "modern", lr=0.05)
+    opt = problem.monitored(net, net.parameters(), "kronecker", lr=0.05, **options)
     problem.train(net, opt, 11)
     x = problem.data(0, 4)[0]
     with torch.no_grad():
@@ -78,24 +84,24 @@ def averaged_weights():
 
 
 def test_averaged_weights():
-    expected = averaged_weights()
+    expected = averaged_weights(scaling=problem.row_blocks(Kronecker, 2))
     assert not torch.allclose(*expected)
     for found in run_processes(2, averaged_weights):
         assert all(torch.allclose(a, b, rtol=0.0, atol=1e-12) for a, b in zip(found, expected, strict=True))
 
 
-def grouped(kind):
+def grouped(kind, name="kronecker", **options):
     net = problem.wrapped(problem.model(), kind)
     groups = [
         {"params": [p for p in net.parameters() if p.dim() == 2], "lr": 0.02, "weight_decay": 0.1},
         {"params": [p for p in net.parameters() if p.dim() == 1], "lr": 0.1},
     ]
-    opt = problem.monitored(net, groups, "modern", maximize=True, reject="none")
+    opt = problem.monitored(net, groups, name, maximize=True, reject="none", **options)
     return problem.train(net, opt, 30)
 
 
 def test_groups_weight_decay_and_maximize():
-    expected = grouped(None)
+    expected = grouped(None, scaling=problem.row_blocks(Kronecker, 2))
     for path in run_processes(2, grouped, "fsdp"):
         assert torch.allclose(path, expected, rtol=0.0, atol=1e-9)
 
@@ -104,7 +110,7 @@ def mixed_precision():
     net = problem.model(torch.float32)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     net = fully_shard(net, mp_policy=policy)
-    opt = problem.monitored(net, net.parameters(), "modern", lr=0.02, dtype=torch.float32)
+    opt = problem.monitored(net, net.parameters(), "kronecker", lr=0.02, dtype=torch.float32)
     losses = []
     for k in range(30):
         for half in range(2):  # gradients are added up over two batches, and exchanged with the second
@@ -129,7 +135,7 @@ def test_mixed_precision_and_accumulated_gradients():
 def master_weights():
     net = fully_shard(problem.model(torch.bfloat16))
     opt = problem.monitored(
-        net, net.parameters(), "modern", lr=0.02, storage=StorageOptions(master_weights=True), dtype=torch.bfloat16
+        net, net.parameters(), "kronecker", lr=0.02, storage=StorageOptions(master_weights=True), dtype=torch.bfloat16
     )
     return problem.train(net, opt, 20, dtype=torch.bfloat16), opt.state_size()
 
@@ -144,17 +150,23 @@ def test_low_precision_parameters_with_master_weights():
 def hybrid_mesh():
     """Sharded over two processes, and that twice."""
     net = fully_shard(problem.model(), mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "shards")))
-    opt = problem.monitored(net, net.parameters(), "modern")
+    opt = problem.monitored(net, net.parameters(), "kronecker")
     return problem.train(net, opt, 40, poisoned=(20,)), opt.stats
 
 
 def test_a_mesh_of_copies_of_shards():
     plain = problem.model()
-    opt = problem.monitored(plain, plain.parameters(), "modern")
+    opt = problem.monitored(plain, plain.parameters(), "kronecker", scaling=problem.row_blocks(Kronecker, 2))
     expected = problem.train(plain, opt, 40, poisoned=(20,))
     for path, stats in run_processes(4, hybrid_mesh):
         assert torch.allclose(path, expected, rtol=0.0, atol=1e-9)
         assert stats.stored == opt.stats.stored > 0
+
+
+class Mixing(Scaling):
+    """An H0 of whole matrices that does not say which blocks it has."""
+
+    elementwise = False
 
 
 def refusals():
@@ -164,7 +176,7 @@ def refusals():
     problem.per_example(net(x), target).mean().backward()
     fisher = EmpiricalFisher(net, problem.per_example, [(x, target)])
     for options in (
-        {"preset": "kronecker"},
+        {"scaling": Mixing()},
         {"preset": "modern", "pairs": PairOptions(curvature=fisher)},
         {"preset": "modern", "storage": problem.SHARDED},
         {"preset": "modern", "process_group": "none"},
@@ -186,7 +198,14 @@ def test_what_cannot_be_sharded_is_refused_by_name():
     for messages in run_processes(2, refusals):
         for message, words in zip(
             messages,
-            ("preset='modern'", "EmpiricalFisher", "sharded already", "leave it out", "attribute `model`", "4 of 8"),
+            (
+                "scaling='kronecker' or 'adam'",
+                "EmpiricalFisher",
+                "sharded already",
+                "leave it out",
+                "attribute `model`",
+                "4 of 8",
+            ),
             strict=True,
         ):
             assert words in message

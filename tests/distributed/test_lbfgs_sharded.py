@@ -8,24 +8,40 @@ import whole
 from processes import run_processes
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from adaqn import LBFGS, StorageOptions
+from adaqn import LBFGS, Kronecker, Scaling, StorageOptions
+from adaqn.core.secant import KroneckerSecant
 
 NAMES = ("strong wolfe", "no search", "adam groups", "secant", "poisoned", "rising")
 pytestmark = pytest.mark.filterwarnings("ignore:LBFGS. the loss or the gradient is not finite")
 
 
+KRONECKER = {"kronecker": Kronecker, "kronecker secant": KroneckerSecant, "groups": Kronecker}
+
+
+def alone(names, count):
+    """In one process, with the blocks that lie on so many."""
+    return {
+        name: whole.run(
+            None, name, **({"scaling": problem.row_blocks(KRONECKER[name], count)} if name in KRONECKER else {})
+        )
+        for name in names
+    }
+
+
 def test_the_numbers_are_those_of_one_process():
     """Five rows on two processes are uneven shards."""
-    whole.assert_same(run_processes(2, whole.runs, "fsdp", NAMES, {}), whole.runs(None, NAMES, {}))
+    names = (*KRONECKER, *NAMES)
+    whole.assert_same(run_processes(2, whole.runs, "fsdp", names, {}), alone(names, 2))
 
 
 def four():
-    return whole.runs("fsdp", ("poisoned",), {}), whole.runs("hsdp", ("adam groups",), {})
+    held = whole.runs("fsdp", ("poisoned", "kronecker secant"), {})
+    return held, whole.runs("hsdp", ("adam groups", "kronecker"), {})
 
 
 def test_a_process_that_holds_nothing_and_copies_of_shards():
-    for found in zip(*run_processes(4, four), strict=True):
-        whole.assert_same(found, whole.runs(None, tuple(found[0]), {}))
+    for found, count in zip(zip(*run_processes(4, four), strict=True), (4, 2), strict=True):
+        whole.assert_same(found, alone(tuple(found[0]), count))
 
 
 def low_precision():
@@ -37,17 +53,27 @@ def low_precision():
         (torch.bfloat16, MixedPrecisionPolicy(), StorageOptions(master_weights=True)),
     ):
         net = fully_shard(whole.model(dtype), mp_policy=policy)
-        opt = LBFGS(net.parameters(), scaling="adam", max_iter=10, storage=storage)
+        opt = LBFGS(net.parameters(), max_iter=10, storage=storage)
         loss = whole.Loss(net, opt, dtype=dtype)
         losses = [float(opt.step(loss)) for _ in range(4)]
         found.append((losses, whole.counts(opt), problem.vector(net.parameters()), opt.state_size()))
     return found
 
 
+class Mixing(Scaling):
+    """An H0 of whole matrices that does not say which blocks it has."""
+
+    elementwise = False
+
+
 def refusals():
     net = problem.wrapped(whole.model(), "fsdp")
     messages = []
-    for options in ({}, {"scaling": "adam", "storage": problem.SHARDED}, {"scaling": "adam", "process_group": "none"}):
+    for options in (
+        {"scaling": Mixing()},
+        {"scaling": "adam", "storage": problem.SHARDED},
+        {"scaling": "adam", "process_group": "none"},
+    ):
         opt = LBFGS(net.parameters(), **options)
         loss = whole.Loss(net, opt)
         try:
@@ -108,7 +134,9 @@ def test_low_precision_refusals_errors_and_whole_weights_left_behind():
         assert size > other_size  # three rows of five, and two
     for each in (messages, other_messages):
         assert [calls for _, calls in each] == [0, 0, 0]
-        for (message, _), words in zip(each, ("give scaling='adam'", "sharded already", "leave it out"), strict=True):
+        for (message, _), words in zip(
+            each, ("scaling='kronecker' or 'adam'", "sharded already", "leave it out"), strict=True
+        ):
             assert words in message
     assert "the closure raised an error in process 1" in failed[0]
     assert other_failed[0] == "of no use"

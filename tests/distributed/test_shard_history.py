@@ -3,19 +3,30 @@
 import problem
 import pytest
 import torch
+import torch.distributed as dist
 from counting import counted
 from processes import run_processes
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import inside
-from adaqn import OLBFGS, AdaQN, StorageOptions
+from adaqn import OLBFGS, AdaQN, Kronecker, Scaling, StorageOptions
 
 
-@pytest.mark.parametrize("count, name", [(2, "paper"), (4, "modern"), (2, "kronecker")])
-def test_the_numbers_are_those_of_one_process(count, name):
-    expected = problem.outcomes(None, name)
-    problem.assert_same_run(run_processes(count, problem.outcomes, "ddp", name, 200, problem.SHARDED), expected)
+def cases(names):
+    """With matrices that are one block, and with small blocks, six to a matrix."""
+    small = {"scaling": Kronecker(block_size=3)}
+    storage = problem.SHARDED if dist.is_initialized() else None
+    kind = "ddp" if dist.is_initialized() else None
+    options = {"small blocks": ("kronecker", small)}
+    runs = [options.get(name, (name, {})) for name in names]
+    return [problem.outcomes(kind, name, storage=storage, **given) for name, given in runs]
+
+
+@pytest.mark.parametrize("count, names", [(2, ("paper", "kronecker", "small blocks")), (4, ("modern", "small blocks"))])
+def test_the_numbers_are_those_of_one_process(count, names):
+    for found, expected in zip(zip(*run_processes(count, cases, names), strict=True), cases(names), strict=True):
+        problem.assert_same_run(found, expected)
 
 
 def test_one_process_has_all_of_it():
@@ -62,37 +73,65 @@ def test_memory_is_divided_and_only_the_weights_are_gathered():
         assert placements == "(Shard(dim=1),)"
 
 
-def whole_h0():
-    """A Kronecker H0 needs whole matrices: it is kept whole, and one more vector travels."""
+class Mixing(Scaling):
+    """An H0 of whole matrices that does not say which blocks it has: I + 11ᵀ/n for each parameter."""
+
+    elementwise = False
+
+    def apply(self, v, out):
+        parts = [part + part.mean() for part in torch.split(v, self.sizes)]
+        return out.copy_(torch.cat(parts))
+
+
+def runs(scaling):
+    """(Bytes announced, bytes held, the collectives of the last step, the weights.)"""
+    torch.manual_seed(1)
     net = nn.Linear(100, 40)
     net.bias.requires_grad_(False)
-    opt = AdaQN(net.parameters(), 0.01, reject="none", storage=problem.SHARDED, cycle_length=5)
+    storage = problem.SHARDED if dist.is_initialized() else None
+    opt = AdaQN(net.parameters(), 0.01, scaling=scaling, reject="none", storage=storage, cycle_length=5)
     announced = opt.state_size()
     for k in range(18):
         net.weight.grad = torch.randn(40, 100, generator=torch.Generator().manual_seed(k))
         with counted() as calls:
             opt.step()
-    h0, held = inside.state(opt).h0, inside.held(opt)
-    held += [h0.before, h0.after, held[0]]  # the last is one more while a pair is damped
-    return announced, sum(t.numel() * t.element_size() for t in held), calls
+    state, held = inside.state(opt), inside.held(opt)
+    if dist.is_initialized():
+        held += [state.h0.before, state.h0.after] if isinstance(scaling, Mixing) else [state.flat._own]
+    held.append(state.anchor)  # one more while a pair is damped
+    return announced, sum(t.numel() * t.element_size() for t in held), [name for name, _ in calls], net.weight.detach()
 
 
-def test_a_kronecker_h0_stays_whole():
-    for announced, held, calls in run_processes(2, whole_h0):
-        assert announced == held
-        assert [name for name, _ in calls] == ["all_reduce", "all_gather", "all_reduce", "all_gather"]
+def two():
+    return runs(Mixing()), runs(Kronecker(block_size=20))
 
 
-def several_dtypes():
+def test_an_h0_of_whole_matrices_gathers_what_it_is_applied_to_and_one_of_blocks_gathers_nothing():
+    found = run_processes(2, two)
+    for scaling, each, calls in zip(
+        (Mixing(), Kronecker(block_size=20)),
+        zip(*found, strict=True),
+        (["all_reduce", "all_gather", "all_reduce", "all_gather"], ["all_reduce", "all_reduce", "all_gather"]),
+        strict=True,
+    ):
+        _, alone, _, weights = runs(scaling)
+        for announced, held, theirs, their_weights in each:
+            assert announced == held
+            assert theirs == calls
+            assert torch.allclose(their_weights, weights, rtol=0.0, atol=1e-5)
+            assert isinstance(scaling, Mixing) or held < 0.53 * alone
+
+
+def several_dtypes(preset):
     torch.manual_seed(1)
     params = [
         nn.Parameter(torch.randn(3, dtype=torch.float64)),
         nn.Parameter(torch.randn(5, dtype=torch.float32)),
-        nn.Parameter(torch.randn(2, 2, dtype=torch.complex64)),
+        nn.Parameter(torch.randn(2, 3, dtype=torch.complex64)),
         nn.Parameter(torch.randn(7, dtype=torch.float32)),
     ]
     storage = StorageOptions(shard_history=True, history_dtype=torch.bfloat16)
-    opt = AdaQN(params, 0.05, preset="modern", reject="none", storage=storage)
+    opt = AdaQN(params, 0.05, preset=preset, reject="none", storage=storage)
     for k in range(20):
         for p in params:
             p.grad = p.detach() * (1.0 + 0.1 * k)
@@ -104,10 +143,11 @@ def several_dtypes():
     return [p.detach() for p in params], average, opt.stats
 
 
-def test_any_parameters():
-    weights, average, stats = several_dtypes()
+@pytest.mark.parametrize("preset", ["modern", "kronecker"])
+def test_any_parameters(preset):
+    weights, average, stats = several_dtypes(preset)
     assert stats.stored > 0
-    for their_weights, their_average, their_stats in run_processes(2, several_dtypes):
+    for their_weights, their_average, their_stats in run_processes(2, several_dtypes, preset):
         assert their_stats == stats
         for ours, theirs in ((weights, their_weights), (average, their_average)):
             assert all(torch.allclose(a, b, rtol=1e-4) for a, b in zip(ours, theirs, strict=True))

@@ -22,6 +22,11 @@ class Block:
     def shape(self) -> tuple[int, int]:
         return self.rows[1] - self.rows[0], self.columns[1] - self.columns[0]
 
+    def moved(self, row: int, column: int) -> Block:
+        """As it lies in a matrix of which this one begins there."""
+        (top, bottom), (first, last) = self.rows, self.columns
+        return Block((row + top, row + bottom), (column + first, column + last))
+
 
 def blocks_of(shape: tuple[int, int], block_size: int = BLOCK_SIZE) -> list[Block]:
     """The blocks of a p × q matrix, row by row.

@@ -119,6 +119,17 @@ def carried(V: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
     return into_basis(V, None if left is None else left.square(), None if right is None else right.square())
 
 
+def carried_back(V: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
+    """The other way round: (Q_L∘Q_L) V (Q_R∘Q_R)ᵀ.
+
+    >>> turned = torch.tensor([[0.6, -0.8], [0.8, 0.6]])
+    >>> carried_back(torch.tensor([[1.0], [0.0]]), turned, None).flatten()
+    tensor([0.3600, 0.6400])
+    """
+    squares = [None if basis is None else basis.square() for basis in (left, right)]
+    return out_of_basis(V, squares[0], squares[1], out=torch.empty_like(V))
+
+
 def _finite(matrix: Tensor) -> Tensor:
     return matrix.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from adaqn.core.blocks import BLOCK_SIZE, Block, blocks_of
 from adaqn.core.checks import at_least_one, whole
-from adaqn.core.eigenbasis import add_outer, into_basis, lift, matrix_shape, out_of_basis
+from adaqn.core.eigenbasis import add_outer, carried_back, into_basis, lift, matrix_shape, out_of_basis
 from adaqn.core.scaling import Adam, decay_in_range, present_parts
 from adaqn.core.stacks import SIDES, Member, Stack, Stacks, members_of
 from adaqn.core.turning import Place, Turning
@@ -114,24 +114,22 @@ class Kronecker(Adam):
         tensors: Sequence[dict[str, Tensor]] | None = None,
         cuts: Sequence[int | None] | None = None,
         places: Sequence[Place] | None = None,
-        wholes: Sequence[tuple[int, int]] | None = None,
+        blocks: Sequence[Sequence[Block]] | None = None,
     ) -> None:
-        """``places`` say where these parameters lie in whole ones, matrices of ``wholes``, if they are parts."""
+        """``places`` say where these parameters lie in whole ones, which have those ``blocks``, if they are parts."""
         cuts = list(cuts) if cuts is not None else [None] * len(shapes)
         tensors = list(tensors) if tensors is not None else [{} for _ in shapes]
         self.matrices = [matrix_shape(shape, cut) for shape, cut in zip(shapes, cuts, strict=True)]
         starts = [0, *accumulate(p * q for p, q in self.matrices)]
         self._members = [
-            members_of(i, blocks_of(self.matrices[i], self.block_size), starts[i], self.matrices[i], kept)
-            if kept
-            else []
+            members_of(i, self.blocks(self.matrices[i]) or [], starts[i], self.matrices[i], kept) if kept else []
             for i, kept in enumerate(tensors)
         ]
         self._stacks = {}
-        if places is None or wholes is None:
-            wholes = [matrix if kept else (0, 0) for matrix, kept in zip(self.matrices, tensors, strict=True)]
-            places = [Place(i) for i in range(len(wholes))]
-        self._turning = Turning(places, wholes, self.block_size, self._refresh)
+        if places is None or blocks is None:
+            blocks = [[member.block for member in members] for members in self._members]
+            places = [Place(i) for i in range(len(blocks))]
+        self._turning = Turning(places, blocks, self._refresh)
         super().build(vectors, shapes, tensors, cuts)
 
     def reset(self) -> None:
@@ -150,7 +148,7 @@ class Kronecker(Adam):
         stacks, first = self._stacks_of(present), next(iter(shown))
         # Before the gradient is looked at: a basis made from it would be that of its own rounding errors.
         moments = [self.vectors[name] for name in self.vector_names]
-        self.ages.restart(self._turning.turn(stacks, moments, self.seen))
+        self.ages.restart(self._turning.turn(stacks, moments, self.seen, present))
         self._forget(shown, stacks, present)
         cut = {name: (stacks.split(v), stacks.split(self.vectors[name])) for name, v in shown.items()}
         for stack in stacks.stacks:
@@ -248,6 +246,26 @@ class Kronecker(Adam):
         self.seen[index] = int(numbers["seen"])
         # V that is older than L and R comes from elsewhere, and goes with the first basis instead of starting anew.
         self._turning.keep(index, keep=numbers["step"] > numbers["seen"])
+
+    def own_moments(self, index: int) -> dict[str, Tensor]:
+        found = {}
+        for name in self.vector_names if self._members[index] else ():
+            vector = self.vectors[name]
+            own = torch.split(vector, self.sizes)[index].clone().view(self.matrices[index])
+            for member in self._members[index]:
+                (top, bottom), (first, last) = member.block.rows, member.block.columns
+                own[top:bottom, first:last] = carried_back(member.of(vector).contiguous(), *member.bases)
+            found[name] = own
+        return found
+
+    def restart(self, index: int) -> None:
+        for member in self._members[index]:
+            for tensor in member.tensors():
+                tensor.zero_()
+            for basis in member.bases:
+                if basis is not None:
+                    basis.fill_diagonal_(1.0)
+        self.load_numbers(index, {**self.numbers(index), "seen": 0})
 
     def _refresh(self, shape: tuple[int, int]) -> int:
         """Gradients between two refreshments of the bases of a block of that shape."""

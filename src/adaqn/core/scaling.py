@@ -163,6 +163,16 @@ class Scaling:
     def load_numbers(self, index: int, numbers: dict[str, float]) -> None:
         """Take back what ``numbers`` gave."""
 
+    def own_moments(self, index: int) -> dict[str, Tensor]:
+        """Of the vectors that lie in coordinates of the matrices kept for a parameter: in its own, by their names.
+
+        From these alone a parameter can begin again (``restart``) where it has other blocks.
+        """
+        return {}
+
+    def restart(self, index: int) -> None:
+        """Forget the matrices of a parameter: its part of the vectors is what ``own_moments`` said of it."""
+
     def _all_known(self) -> list[Tensor]:
         return [tensor for kept in (self.vectors, *self.tensors) for tensor in kept.values()]
 

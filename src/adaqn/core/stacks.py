@@ -44,10 +44,6 @@ class Member:
     def is_contiguous(self) -> bool:
         return self.block.shape[1] == self.width
 
-    @property
-    def is_whole(self) -> bool:
-        return self.block.shape == (self.height, self.width)
-
     def of(self, vector: Tensor) -> Tensor:
         """Its part of a vector, a view."""
         return vector.as_strided(self.block.shape, (self.width, 1), vector.storage_offset() + self.offset)

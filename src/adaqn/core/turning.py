@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from adaqn.core.blocks import blocks_of
+from adaqn.core.blocks import Block
 from adaqn.core.eigenbasis import carried, first_basis, next_basis
 from adaqn.core.schedule import Key, Schedule
 from adaqn.core.stacks import Member, Stack, Stacks
@@ -28,25 +28,21 @@ class Turning:
 
     Args:
         places: of the parameters in whole ones.
-        wholes: the shapes of those as matrices; (0, 0) for one without bases.
-        block_size: the longest side of a block.
+        blocks: of each whole one, wherever they lie; none where there are no bases.
         refresh_of: the shape of a block → gradients between two refreshments.
     """
 
     def __init__(
         self,
         places: Sequence[Place],
-        wholes: Sequence[tuple[int, int]],
-        block_size: int,
+        blocks: Sequence[Sequence[Block]],
         refresh_of: Callable[[tuple[int, int]], int],
     ) -> None:
-        blocks = [
-            ((i, block.rows[0], block.columns[0]), block)
-            for i, shape in enumerate(wholes)
-            for block in blocks_of(shape, block_size)
-        ]
-        self.schedule = Schedule.of(blocks, refresh_of)
+        keyed = [((i, block.rows[0], block.columns[0]), block) for i, of in enumerate(blocks) for block in of]
+        self.schedule = Schedule.of(keyed, refresh_of)
         self._places, self._refresh_of = places, refresh_of
+        self._single = {i: (i, of[0].rows[0], of[0].columns[0]) for i, of in enumerate(blocks) if len(of) == 1}
+        """Parameters that are one block: only those start anew with their first basis."""
         self._kept: set[int] = set()
 
     def reset(self) -> None:
@@ -56,18 +52,18 @@ class Turning:
         """Does V go with the first basis of that parameter, instead of starting anew?"""
         (self._kept.add if keep else self._kept.discard)(parameter)
 
-    def turn(self, stacks: Stacks, moments: Sequence[Tensor], seen: Sequence[int]) -> list[int]:
+    def turn(self, stacks: Stacks, moments: Sequence[Tensor], seen: Sequence[int], present: Sequence[int]) -> list[int]:
         """Bases that are due for parameters that have seen so many gradients; averages in their coordinates follow.
 
-        Returns the parameters whose averages start anew.
+        Returns the parameters whose averages start anew, also those that lie in other processes: all count alike.
         """
-        restarted: list[int] = []
+        restarted = [i for i in present if self._starts_anew(i, seen[i])]
         for stack in stacks.stacks:
             ages = [seen[member.parameter] - 1 for member in stack.members]  # SOAP counts from the second gradient
             firsts = [self.schedule.firsts.get(self._key(member), -2) for member in stack.members]
             if max(ages) < 0:
                 continue
-            restarted += self._first(stack, moments, [a == f for a, f in zip(ages, firsts, strict=True)])
+            self._first(stack, moments, [a == f for a, f in zip(ages, firsts, strict=True)])
             refresh = self._refresh_of(stack.members[0].block.shape)
             for side in (0, 1):
                 slots = [self.schedule.slots.get((self._key(member), side), -1) for member in stack.members]
@@ -79,8 +75,11 @@ class Turning:
         place, block = self._places[member.parameter], member.block
         return place.parameter, place.row + block.rows[0], place.column + block.columns[0]
 
-    def _first(self, stack: Stack, moments: Sequence[Tensor], due: Sequence[bool]) -> list[int]:
-        restarted: list[int] = []
+    def _starts_anew(self, parameter: int, seen: int) -> bool:
+        key = self._single.get(self._places[parameter].parameter)
+        return key is not None and parameter not in self._kept and seen - 1 == self.schedule.firsts.get(key)
+
+    def _first(self, stack: Stack, moments: Sequence[Tensor], due: Sequence[bool]) -> None:
         for part in _runs(due):
             for average, basis in zip(stack.averages, stack.bases, strict=True):
                 if average is not None and basis is not None:
@@ -88,12 +87,11 @@ class Turning:
             for k in range(part.start, part.stop):
                 member = stack.members[k]
                 parts = [member.of(V) for V in moments]
-                if member.is_whole and member.parameter not in self._kept:  # they were of the identity's coordinates
+                alone = self._places[member.parameter].parameter in self._single
+                if alone and member.parameter not in self._kept:  # they were of the identity's coordinates
                     torch._foreach_zero_(parts)
-                    restarted.append(member.parameter)
                 else:  # blocks of one parameter come at different steps, and have one age
                     torch._foreach_copy_(parts, [carried(V, *member.bases) for V in parts])
-        return restarted
 
 
 def _next(stack: Stack, side: int, moments: Sequence[Tensor], due: Sequence[bool]) -> None:

@@ -16,8 +16,9 @@ from adaqn.core.outcome import Outcome
 from adaqn.core.pairs import Repair, is_usable
 from adaqn.core.scaling import Scaling
 from adaqn.fullbatch.events import FORMAT, Counters
-from adaqn.parameters.buffers import Layout, tensor_layout, total
+from adaqn.parameters.buffers import Layout
 from adaqn.parameters.flat import FlatParameters
+from adaqn.parameters.h0_layout import layout_for
 from adaqn.parameters.memory import Memory
 from adaqn.parameters.saved import Expected
 
@@ -259,15 +260,17 @@ def vector_plan(scaling: Scaling, size: int, *, dtype: torch.dtype | None, wide_
 
 def expected_of(scaling: Scaling, flat: FlatParameters, size: int, **vectors: Any) -> Expected:
     """What a saved state for those parameters holds."""
+    layout = layout_for(flat.for_scaling(scaling), scaling)
     return Expected(
         FORMAT,
         FORMAT,
         {name: rows for name, (rows, _, _) in vector_plan(scaling, size, **vectors).items()},
-        tensor_layout(scaling, flat.for_scaling(scaling)),
+        layout.expected,
         {"gram": (size, size)},
         number_names(scaling),
         ("loss",),
         {"pairs": size},
+        layout.names,
         "the model and history_size",
     )
 
@@ -275,7 +278,7 @@ def expected_of(scaling: Scaling, flat: FlatParameters, size: int, **vectors: An
 def own_names(memory: LimitedMemory) -> set[str]:
     """By which names our part of the state of a parameter is saved."""
     e = memory.expected()
-    return {*e.rows, *e.tensors, *e.shared, *e.numbers}
+    return {*e.rows, *e.tensors, *e.shared, *e.numbers, *e.also}
 
 
 def bytes_kept(flat: FlatParameters, scaling: Scaling, size: int, **vectors: Any) -> int:
@@ -285,9 +288,9 @@ def bytes_kept(flat: FlatParameters, scaling: Scaling, size: int, **vectors: Any
     for name, (rows, dtype, _) in vector_plan(scaling, size, **vectors).items():
         n = h0_flat.n if name.startswith("scaling_") else flat.n
         total_bytes += torch.Size(rows).numel() * n * (dtype or flat.dtype).itemsize
-    matrices = sum(map(total, tensor_layout(scaling, h0_flat).values()))
+    matrices = layout_for(h0_flat, scaling).count
     gathered = 2 * h0_flat.n if h0_flat is not flat else 0  # whole vectors to work with
-    return total_bytes + (matrices + gathered) * flat.dtype.itemsize
+    return total_bytes + (matrices + gathered) * flat.dtype.itemsize + flat.bytes_of_copy
 
 
 def number_names(scaling: Scaling) -> set[str]:

@@ -47,8 +47,8 @@ class WholeMethod:
         flag("maximize", self.maximize)
 
     def flat(self, params: list[Tensor]) -> FlatParameters:
-        flat = flat_parameters(params, self.process_group, shard_history=self.shard_history)
-        check_scaling(flat, self.scaling, "give scaling='adam', or another that is element-wise")
+        flat = flat_parameters(params, self.process_group, self.scaling, shard_history=self.shard_history)
+        check_scaling(flat, self.scaling, "give scaling='kronecker' or 'adam', or tell its blocks in Scaling.blocks")
         return flat
 
     def memory(self, params: list[Tensor]) -> LimitedMemory:

@@ -22,8 +22,8 @@ from adaqn.optim.layout import number_names, vector_layout
 from adaqn.optim.making import flat_for, new_state
 from adaqn.optim.method import Method
 from adaqn.optim.state import State
-from adaqn.parameters.buffers import tensor_layout
 from adaqn.parameters.flat import FlatParameters
+from adaqn.parameters.h0_layout import layout_for, of_other_layout
 from adaqn.parameters.loading import Entry, entries_by_parameter
 from adaqn.parameters.saved import Expected, check_entries, foreign
 from adaqn.parameters.saved import show as show_beside_others
@@ -58,7 +58,7 @@ def own_names(scaling: Scaling, curvature: Curvature, shapes: Iterable[Sequence[
 def show(target: dict[Any, Any], state: State | None, *, saved: bool) -> None:
     """``optimizer.state`` ← our entries, as they are saved or as views to look at, beside those of others."""
     if state is not None:
-        ours = own_names(state.scaling, state.curvature, state.h0_flat.shapes)
+        ours = own_names(state.scaling, state.curvature, state.layout.shapes) | state.layout.names
         show_beside_others(target, state, ours, saved=saved)
 
 
@@ -69,6 +69,9 @@ def taken(saved: dict[str, Any], method: Method, groups: list[Group]) -> tuple[S
         own_names(method.scaling, method.curvature, [(*p.shape, 2) if p.is_complex() else p.shape for p in params])
         | _OF_PARTS
     )
+    ours |= {
+        name for entry in entries_by_parameter(saved, len(params)).values() for name in entry if of_other_layout(name)
+    }
     entries = saved_entries(saved, len(params), ours)
     saved_groups: list[Group] = saved["param_groups"]
     state = None
@@ -119,15 +122,17 @@ def expected_of(method: Method, flat: FlatParameters, *, momentum: bool) -> Expe
     rows = {name: shape for name, (shape, _, _) in vector_layout(method, momentum=momentum).items()}
     (memory_size,) = rows["pairs_s"]
     rings = {"pairs": memory_size} | ({"curvature": rows["fisher"][0]} if "fisher" in rows else {})
+    layout = layout_for(flat.for_scaling(method.scaling), method.scaling)
     return Expected(
         FORMAT,
         1,
         {**rows, "accepted": ()},
-        tensor_layout(method.scaling, flat.for_scaling(method.scaling)),
+        layout.expected,
         {"gram": (memory_size, memory_size)},
         number_names(method, momentum=momentum),
         SIGNED,
         rings,
+        layout.names,
     )
 
 

@@ -9,8 +9,9 @@ import torch
 from adaqn.core.pairs import TowardsH0
 from adaqn.optim.events import Counters
 from adaqn.optim.method import Method
-from adaqn.parameters.buffers import Layout, tensor_layout, total
+from adaqn.parameters.buffers import Layout
 from adaqn.parameters.flat import FlatParameters
+from adaqn.parameters.h0_layout import layout_for
 
 WORK_VECTORS = 2
 """Vectors whose content matters only within a step: they are not saved."""
@@ -67,10 +68,10 @@ def size_of_state(flat: FlatParameters, method: Method, *, momentum: bool, accep
         part = "h0" if name.startswith("scaling_") else part
         parts[part] += torch.Size(rows).numel() * flat.n * (dtype or flat.dtype).itemsize
     h0_flat = flat.for_scaling(method.scaling)
-    parts["h0"] += sum(map(total, tensor_layout(method.scaling, h0_flat).values())) * h0_flat.dtype.itemsize
+    parts["h0"] += layout_for(h0_flat, method.scaling).count * h0_flat.dtype.itemsize
     if h0_flat is not flat:  # H0's vectors are whole, and it has two more to work with
         kept = len(method.scaling.vector_names)
         parts["h0"] += ((kept + 2) * h0_flat.n - kept * flat.n) * flat.dtype.itemsize
     vectors = WORK_VECTORS + accepted + isinstance(method.repair, TowardsH0)  # H0⁻¹s, while a pair is damped
-    parts["others"] += vectors * flat.n * flat.dtype.itemsize
+    parts["others"] += vectors * flat.n * flat.dtype.itemsize + flat.bytes_of_copy
     return Size(**parts)

@@ -13,7 +13,8 @@ from adaqn.parameters.sharded import check_parts, flat_parameters
 
 def flat_for(method: Method, params: list[Tensor]) -> FlatParameters:
     """The vector of these parameters, as they lie on the processes at work now."""
-    flat = flat_parameters(params, method.process_group, shard_history=method.storage.shard_history)
+    shard_history = method.storage.shard_history
+    flat = flat_parameters(params, method.process_group, method.scaling, shard_history=shard_history)
     check_parts(flat, method.scaling, method.curvature, method.storage.fisher_device)
     return flat
 
@@ -42,7 +43,8 @@ def moved(old: State, params: list[Tensor]) -> State:
         before = {id(p): i for i, p in enumerate(old.flat.params)}
         for i, p in enumerate(flat.params):
             j = before.get(id(p))
-            if j is not None and flat.shapes[i] == old.flat.shapes[j]:
-                flat.views(new.master)[i].copy_(old.flat.views(old.master)[j])
+            if j is not None and flat.saved_shape(i) == old.flat.saved_shape(j):
+                view = flat.views(new.master)[i]
+                view.copy_(flat.held(i, old.flat.saved(j, old.flat.views(old.master)[j]), view))
         new.anchor.copy_(new.master)
     return new

@@ -19,7 +19,7 @@ from adaqn.optim.judge import Judge, Losses
 from adaqn.optim.monitor import RotatingMonitor
 from adaqn.optim.state import State
 from adaqn.parameters.processes import check_same, reshard
-from adaqn.parameters.sharded import FlatShards
+from adaqn.parameters.shards import FlatShards
 
 MonitorFunction = Callable[[], Any]
 

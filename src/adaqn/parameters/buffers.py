@@ -22,12 +22,12 @@ Shapes = list[tuple[int, ...] | None]
 """Of one tensor per parameter; ``None`` for a parameter that has none of that name."""
 
 
-def tensor_layout(scaling: Scaling, flat: FlatParameters) -> dict[str, Shapes]:
-    """Name in the saved state → its shape for each parameter."""
+def tensor_layout(scaling: Scaling, parts: Sequence[Sequence[int]]) -> dict[str, Shapes]:
+    """Name in the saved state → its shape for each part of a vector, of those shapes."""
     plan: dict[str, Shapes] = {}
-    for index, shape in enumerate(flat.shapes):
+    for index, shape in enumerate(parts):
         for name, ours in scaling.tensor_shapes(tuple(shape)).items():
-            plan.setdefault(f"scaling_{name}", [None] * len(flat.shapes))[index] = tuple(ours)
+            plan.setdefault(f"scaling_{name}", [None] * len(parts))[index] = tuple(ours)
     taken = {f"scaling_{name}" for name in (*scaling.vector_names, *scaling.number_names)} & set(plan)
     if taken:
         names = sorted(name.removeprefix("scaling_") for name in taken)

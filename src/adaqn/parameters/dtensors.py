@@ -58,9 +58,39 @@ def sharded_like(p: Tensor, part: Tensor, shape: Sequence[int], rows: int) -> Te
     return _as_dtensor(part, p.device_mesh, moved, (*part.shape[:rows], *shape))
 
 
+def shard_counts(p: Tensor) -> list[tuple[int, int]]:
+    """(Into how many, along which dimension) it is sharded."""
+    assert isinstance(p, DTensor)
+    return [(p.device_mesh.size(dim), place.dim) for dim, place in enumerate(p.placements) if isinstance(place, Shard)]
+
+
+def shard_index(p: Tensor) -> list[int]:
+    """Which of the shards lies here."""
+    assert isinstance(p, DTensor)
+    here: Sequence[int] = p.device_mesh.get_coordinate() or ()
+    return [at for at, placement in zip(here, p.placements, strict=True) if isinstance(placement, Shard)]
+
+
+def row_per_shard(p: Tensor, row: Tensor) -> Tensor:
+    """A DTensor that has a row for each shard of ``p``, all of one length; this process's is ``row``."""
+    assert isinstance(p, DTensor)
+    placements: list[Placement] = []
+    for placement in p.placements:
+        before = sum(isinstance(other, Shard) for other in placements)
+        placements.append(Shard(before) if isinstance(placement, Shard) else Replicate())
+    counts = [count for count, _ in shard_counts(p)]
+    return _as_dtensor(row.view(*[1] * len(counts), -1), p.device_mesh, placements, (*counts, row.numel()))
+
+
 def sliced(processes: Group, part: Tensor, size: int) -> Tensor:
     """The slice that lies here, the last dimension of ``part``, as a DTensor of that size there."""
     return _as_dtensor(part, processes.mesh, [Shard(part.dim() - 1)], (*part.shape[:-1], size))
+
+
+def slice_of(processes: Group, saved: Tensor) -> Tensor:
+    """The slice that lies here, in the last dimension of a DTensor."""
+    assert isinstance(saved, DTensor)
+    return local_part(saved.redistribute(processes.mesh, [Shard(saved.dim() - 1)]))
 
 
 def _as_dtensor(part: Tensor, mesh: DeviceMesh, placements: Sequence[Any], shape: Sequence[int]) -> Tensor:

@@ -26,6 +26,8 @@ class FlatParameters:
 
     is_whole = True
     """Has this process all of every parameter in its vectors?"""
+    bytes_of_copy = 0
+    """Of a copy of the weights in which they are moved, where there is one."""
 
     def __init__(self, params: Sequence[Tensor], processes: Processes | None = None) -> None:
         check_one_device(params)
@@ -35,7 +37,7 @@ class FlatParameters:
         self.dtype = torch.float32
         for p in self.params:
             self.dtype = torch.promote_types(self.dtype, p.dtype.to_real())
-        self.shapes = [part.shape for part in self.parts(self.params)]
+        self.shapes = self.part_shapes()
         self.sizes = [shape.numel() for shape in self.shapes]
         self.n = sum(self.sizes)
         if sum(p.numel() for p in self.params) == 0:
@@ -52,13 +54,25 @@ class FlatParameters:
         """The same for products by which something is decided: all processes go by the same numbers."""
         return local if self.processes.count == 1 else self.processes.first
 
+    def part_shapes(self) -> list[torch.Size]:
+        """Of what the vector holds of each parameter."""
+        return [part.shape for part in self.parts(self.params)]
+
     def parts(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """What the vector holds of tensors shaped like the parameters: real views."""
         return [as_real(tensor) for tensor in tensors]
 
+    def read(self, targets: list[Tensor], tensors: Sequence[Tensor], indices: Sequence[int]) -> None:
+        """The targets ← what the vector holds of tensors shaped like the parameters of those indices."""
+        torch._foreach_copy_(targets, self.parts(tensors))
+
     def shown(self, index: int, view: Tensor) -> Tensor:
-        """The view of a buffer, of shape (..., *shape), as it is saved."""
+        """The view of a buffer, of shape (..., *shape), to look at."""
         return view
+
+    def saved(self, index: int, view: Tensor) -> Tensor:
+        """The same as it is saved. In several processes it may be a common work of all."""
+        return self.shown(index, view)
 
     def saved_shape(self, index: int) -> tuple[int, ...]:
         """Of a vector, as it is saved."""
@@ -120,7 +134,7 @@ class FlatParameters:
             targets.append(view)
             gradients.append(p.grad)
         if present:
-            torch._foreach_copy_(targets, self.parts(gradients))
+            self.read(targets, gradients, present)
         return present
 
     def evaluated(self) -> AbstractContextManager[None]:

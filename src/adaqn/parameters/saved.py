@@ -11,6 +11,7 @@ from torch import Tensor
 
 from adaqn.parameters.buffers import Shapes
 from adaqn.parameters.flat import FlatParameters
+from adaqn.parameters.h0_layout import of_other_layout
 from adaqn.parameters.loading import Entry
 from adaqn.parameters.memory import Memory
 
@@ -31,6 +32,8 @@ class Expected:
     """Numbers that may be negative."""
     rings: Mapping[str, int] = field(default_factory=dict)
     """Capacity of what is saved with a start and a size."""
+    also: Collection[str] = ()
+    """Names that may be there, of matrices of H0 that other processes have."""
     kept_as: str = "the model, memory_size and fisher_size"
     """What must be as it was when the state was saved."""
 
@@ -74,7 +77,11 @@ def check_entries(entries: Sequence[Entry], flat: FlatParameters, expected: Expe
             )
         tensors = {name: own for name, shapes in expected.tensors.items() if (own := shapes[index]) is not None}
         names = {*expected.rows, *tensors, *expected.shared, *expected.numbers}
-        missing, unknown = names - set(entry), set(entry) - names
+        missing = names - set(entry)
+        unknown = {name for name in set(entry) - names if not of_other_layout(name) and name not in expected.also}
+        if any(map(of_other_layout, entry)):  # of other shards: what is known of H0 begins again with that
+            missing -= set(tensors)
+            tensors = {name: own for name, own in tensors.items() if name in entry}
         if missing or unknown:
             raise ValueError(
                 f"the state of parameter {index} was saved by another method or with other options: "
@@ -84,7 +91,7 @@ def check_entries(entries: Sequence[Entry], flat: FlatParameters, expected: Expe
         for name, rows in expected.rows.items():
             _check_tensor(index, name, entry[name], (*rows, *shape), len(rows), expected.kept_as)
         for name, ours in {**tensors, **expected.shared}.items():
-            _check_tensor(index, name, entry[name], ours, None, expected.kept_as)
+            _check_tensor(index, name, entry[name], ours, 0 if name in tensors else None, expected.kept_as)
         for name in sorted(expected.numbers):
             _check_number(index, name, entry[name], signed=name in expected.signed)
         for ring, size in expected.rings.items():
