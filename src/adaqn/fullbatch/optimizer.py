@@ -19,7 +19,7 @@ from adaqn.core.checks import at_least_one, not_nan, step_size
 from adaqn.core.line_search import LineSearch
 from adaqn.core.line_search_names import LINE_SEARCHES
 from adaqn.core.scaling import Scaling
-from adaqn.fullbatch.closure import NO_GRADIENT, Closure, Evaluations, Sample, takes_seed
+from adaqn.fullbatch.closure import NO_GRADIENT, UNSEEN, Closure, Evaluations, Sample, takes_seed
 from adaqn.fullbatch.events import Counters, Iteration, WholeStats
 from adaqn.fullbatch.limited import LimitedMemory, own_names
 from adaqn.fullbatch.line import Objective
@@ -114,7 +114,8 @@ class WholeGradient(Optimizer):
             c.nonfinite += objective.nonfinite
             self._count_for_callers(memory)
         if self._reason in UNKNOWN_LOSS:
-            self._notices.say(f"{type(self).__name__}: {self._reason}")
+            hint = UNSEEN if self._reason == NO_GRADIENT else ""
+            self._notices.say(f"{type(self).__name__}: {self._reason}{hint}")
 
     def _limits(self) -> Limits:
         """As the groups have them now: a scheduler, or the user, may have changed them."""
