@@ -163,7 +163,9 @@ def checked(returned: Any) -> float:
     """The loss as a number."""
     is_number = isinstance(returned, int | float) and not isinstance(returned, bool)
     is_scalar = isinstance(returned, Tensor) and returned.numel() == 1 and not returned.is_complex()
-    if not (is_number or is_scalar):
+    kind = getattr(getattr(returned, "dtype", None), "kind", "")  # of numpy's arrays and scalars
+    is_numpy = kind in ("f", "i", "u") and getattr(returned, "shape", None) == ()
+    if not (is_number or is_scalar or is_numpy):
         said = f"a tensor of shape {tuple(returned.shape)} and {returned.dtype}" if isinstance(returned, Tensor) else (
             "nothing (None)" if returned is None else f"{type(returned).__name__}"
         )  # fmt: skip
