@@ -54,9 +54,13 @@ class Objective:
         return same_values(last, self.gradient())
 
     def products(self, *pairs: tuple[Tensor, Tensor]) -> list[float]:
-        """Inner products, the same in all processes; one read from the device."""
-        partial = torch.stack([a.dot(b) for a, b in pairs]).double()
-        values: list[float] = self.memory.flat.settle(partial).tolist()
+        """Inner products, the same in all processes; one read from the device. Those that overflow are summed in
+        float64: a gradient of 1e20 is finite, and its square is not in float32.
+        """
+        settle = self.memory.flat.settle
+        values: list[float] = settle(torch.stack([a.dot(b) for a, b in pairs]).double()).tolist()
+        if not all(map(math.isfinite, values)):
+            values = settle(torch.stack([a.double().dot(b.double()) for a, b in pairs])).tolist()
         return values
 
     def largest(self, *vectors: Tensor) -> list[float]:
