@@ -85,6 +85,34 @@ def test_an_error_in_a_callback_comes_through_and_leaves_a_working_optimizer():
     assert opt.stats.iterations == 13
 
 
+@pytest.mark.parametrize("maximize", [False, True])
+@pytest.mark.parametrize("search", SEARCHES)
+def test_totals_are_those_of_now_in_the_middle_of_a_step(search, maximize):
+    problem, seen = network(), []
+    minimised = problem.loss
+    problem.loss = (lambda: -minimised()) if maximize else minimised
+    first = problem.parameters()[0]
+
+    def look(event):
+        assert opt.stats.evaluations == event.evaluations == problem.calls
+        assert opt.state[first]["func_evals"] == problem.calls
+        assert opt.stats.loss == event.loss == problem.loss().item()
+        seen.append(opt.stats.iterations)
+
+    opt = plain(problem.parameters(), line_search_fn=search, max_iter=4, maximize=maximize, on_cycle=look)
+    problem.run(opt, 2)
+    assert seen == list(range(1, 9))
+    assert opt.stats.evaluations == opt.state[first]["func_evals"] == problem.calls
+
+
+def test_a_state_is_not_saved_in_the_middle_of_a_step():
+    problem = network()
+    opt = plain(problem.parameters(), on_cycle=lambda event: opt.state_dict())
+    with pytest.raises(RuntimeError, match="inside on_cycle, where a step is not finished: call it between two steps"):
+        opt.step(problem.closure(opt))
+    opt.state_dict()
+
+
 # ---------------------------------------------------------------------- findings, each provoked once
 
 
