@@ -2,6 +2,7 @@
 
 import functools
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -21,6 +22,8 @@ NO_GRADIENT = "the closure made no gradient"
         (torch.ones(2), r"returned a tensor of shape \(2,\) and torch.float32"),
         (torch.ones(()) * 1j, r"returned a tensor of shape \(\) and torch.complex64"),
         ([torch.ones(())], "returned list"),
+        (np.ones(1), "returned ndarray"),
+        (np.array(1j), "returned ndarray"),
     ],
     ids=str,
 )
@@ -40,7 +43,11 @@ def test_what_is_no_loss_is_refused_and_the_weights_stay(returned, words):
     assert opt.stats.stored > 0
 
 
-@pytest.mark.parametrize("returned", [3, 3.5, torch.tensor([[3.0]]), torch.tensor(3, dtype=torch.int64)], ids=str)
+@pytest.mark.parametrize(
+    "returned",
+    [3, 3.5, torch.tensor([[3.0]]), torch.tensor(3, dtype=torch.int64), np.array(3.0), np.float32(3.0), np.int64(3)],
+    ids=repr,
+)
 def test_numbers_and_tensors_of_one_element_are_losses(returned):
     w = nn.Parameter(torch.zeros(3))
 

@@ -199,3 +199,15 @@ def test_noise_in_the_gradient_never_raises_the_loss(search):
         opt.step(closure)
         assert problem.loss().item() <= loss * (1 + 1e-5) + 1e-5  # Hager and Zhang's may rise by 1e-6 of it
         loss = problem.loss().item()
+
+
+@pytest.mark.parametrize("make", [adaqn.LBFGS, adaqn.BFGS])
+@pytest.mark.parametrize("scaling", ["identity", "adam", "kronecker_secant"])
+def test_a_gradient_whose_square_overflows_is_finite(make, scaling):
+    w = nn.Parameter(torch.linspace(1.0, 2.0, 6))
+    problem = Problem(nn.ParameterList([w]), lambda: 1e22 * (w * w * torch.linspace(1.0, 3.0, 6)).sum())
+    before = problem.loss().item()
+    opt = make([w], scaling=scaling, max_iter=20, max_eval=100)
+    problem.run(opt, 1)
+    assert "not finite" not in opt.stats.reason
+    assert opt.stats.loss < 1e-3 * before

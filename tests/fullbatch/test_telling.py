@@ -5,6 +5,8 @@ import gc
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import adaqn
 import inside
@@ -81,6 +83,34 @@ def test_an_error_in_a_callback_comes_through_and_leaves_a_working_optimizer():
     problem.run(opt, 2)
     assert opt.stats.noise == 0.0
     assert opt.stats.iterations == 13
+
+
+@pytest.mark.parametrize("maximize", [False, True])
+@pytest.mark.parametrize("search", SEARCHES)
+def test_totals_are_those_of_now_in_the_middle_of_a_step(search, maximize):
+    problem, seen = network(), []
+    minimised = problem.loss
+    problem.loss = (lambda: -minimised()) if maximize else minimised
+    first = problem.parameters()[0]
+
+    def look(event):
+        assert opt.stats.evaluations == event.evaluations == problem.calls
+        assert opt.state[first]["func_evals"] == problem.calls
+        assert opt.stats.loss == event.loss == problem.loss().item()
+        seen.append(opt.stats.iterations)
+
+    opt = plain(problem.parameters(), line_search_fn=search, max_iter=4, maximize=maximize, on_cycle=look)
+    problem.run(opt, 2)
+    assert seen == list(range(1, 9))
+    assert opt.stats.evaluations == opt.state[first]["func_evals"] == problem.calls
+
+
+def test_a_state_is_not_saved_in_the_middle_of_a_step():
+    problem = network()
+    opt = plain(problem.parameters(), on_cycle=lambda event: opt.state_dict())
+    with pytest.raises(RuntimeError, match="inside on_cycle, where a step is not finished: call it between two steps"):
+        opt.step(problem.closure(opt))
+    opt.state_dict()
 
 
 # ---------------------------------------------------------------------- findings, each provoked once
@@ -195,3 +225,33 @@ def test_memory_stays_flat_and_no_graph_is_kept():
     problem.run(opt, 20)
     assert alive() <= before
     assert all(t.grad_fn is None and not t.requires_grad for t in inside.buffers(opt).values())
+
+
+class Largest(TorchDispatchMode):
+    """The largest tensor that is made, in bytes; views are none."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        given = {x.untyped_storage().data_ptr() for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
+        found = func(*args, **(kwargs or {}))
+        for x in tree_leaves(found):
+            if isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() not in given:
+                self.bytes = max(self.bytes, x.untyped_storage().nbytes())
+        return found
+
+
+@pytest.mark.parametrize("scaling", ["identity", "kronecker"])
+def test_a_full_matrix_has_no_other_beside_it(scaling):
+    n = 1_600
+    w = nn.Parameter(torch.linspace(-1.0, 1.0, n, dtype=torch.float64).reshape(40, 40))
+    problem = Problem(nn.ParameterList([w]), lambda: (w**4).sum() + (w.sum(1) ** 2).sum())
+    opt = adaqn.BFGS([w], scaling=scaling, max_iter=3)
+    problem.run(opt, 1)
+    opt.reset_history()
+    with Largest() as made:  # H begins again
+        problem.run(opt, 1)
+    assert opt.stats.pairs > 0
+    assert made.bytes < 0.2 * 8 * n**2

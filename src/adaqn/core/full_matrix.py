@@ -139,12 +139,18 @@ def from_operator(h0: InitialScaling, n: int, like: Tensor) -> Tensor:
 
     An operator that is symmetric up to rounding becomes a matrix that is symmetric.
     """
-    H = torch.empty(affordable(n), n, dtype=torch.float64, device=like.device)
+    return fill_(torch.empty(affordable(n), n, dtype=torch.float64, device=like.device), h0, like)
+
+
+def fill_(H: Tensor, h0: InitialScaling, like: Tensor) -> Tensor:
+    """H ← the matrix of H0, in place: beside H there are a few vectors and one block of its rows."""
+    n = len(H)
     unit, out = like.new_zeros(n), like.new_empty(n)
     for i in range(n):
         H[i] = applied(h0, unit.index_fill_(0, torch.tensor([i], device=like.device), 1.0), out)
         unit.zero_()
-    for block in _blocks(H):  # every row of a block with its column, up to the diagonal and within the block
+    # Every row of a block with its column, up to the diagonal and within the block.
+    for block in _blocks(H, max(_BLOCK_ON_CPU, H.numel() // 32)):
         before = slice(0, block.stop)
         mean = (H[block, before] + H[before, block].t()).mul_(0.5)
         H[block, before], H[before, block] = mean, mean.t()
@@ -161,8 +167,8 @@ def affordable(n: int) -> int:
     return n
 
 
-def _blocks(H: Tensor) -> Iterator[slice]:
+def _blocks(H: Tensor, largest: int = _BLOCK_ELSEWHERE) -> Iterator[slice]:
     """Blocks of rows."""
-    size = _BLOCK_ON_CPU if H.device.type == "cpu" else _BLOCK_ELSEWHERE
+    size = _BLOCK_ON_CPU if H.device.type == "cpu" else largest
     height = max(1, size // len(H))
     yield from (slice(start, min(start + height, len(H))) for start in range(0, len(H), height))

@@ -13,11 +13,13 @@ from torch import Tensor
 from torch.utils.weak import TensorWeakRef
 
 from adaqn.parameters.flat import NO_PRINT, FlatParameters
-from adaqn.parameters.processes import check_same
+from adaqn.parameters.processes import check_same, local_part
 
 Closure = Callable[..., Any]
 """Clears the gradients, computes the loss, calls backward and returns the loss; it may take a ``seed``."""
 NO_GRADIENT = "the closure made no gradient: it must clear the gradients, call loss.backward() and return the loss"
+UNSEEN = " (if it writes the gradients through .data or .numpy(), set them to None before the first step)"
+"""Values that are written that way are seen by comparing, unless they are those that were there."""
 
 
 Prints = Sequence[float]
@@ -33,6 +35,9 @@ class Sample:
     """The data behind the loss: another number is another sample."""
 
     number: int = 0
+    unseen_writes: bool = False
+    """Has the closure written gradients in a way that torch does not count? Then only values tell of a new one, and
+    the same values may be new: at the beginning of a step they are those of the end of the last one."""
 
 
 class Evaluations:
@@ -59,6 +64,8 @@ class Evaluations:
         """Did the first call leave the gradients as they were? Nobody knows of which weights they are."""
         self.apart = False
         """Did the last digits of the weights differ between the processes?"""
+        self.is_unchanged: Callable[[], bool] | None = None
+        """Are the gradients what the last call left? Told by who read them then; before that there are copies."""
 
     @property
     def left(self) -> int:
@@ -98,6 +105,7 @@ class Evaluations:
 
     def _loss(self) -> float:
         before = [_Mark(p) for p in self.params]
+        copies = None if self.is_unchanged or self.sample.unseen_writes else [_copy(p) for p in self.params]
         with torch.enable_grad():
             returned = self.closure(**self.seed)
         if self.count == 1:
@@ -106,12 +114,34 @@ class Evaluations:
         # A parameter without a gradient before and after says nothing; one that has the same as before does.
         present = any(p.grad is not None for p in self.params)
         if present and all(mark.is_of(p) for mark, p in zip(before, self.params, strict=True)):
-            if self.count > 1:
-                raise RuntimeError(NO_GRADIENT)
-            self.stale, value = True, math.nan
+            self._look_at_values(copies)
+            if not self.sample.unseen_writes:
+                if self.count > 1:
+                    raise RuntimeError(NO_GRADIENT)
+                self.stale, value = True, math.nan
         if not present and any(p.requires_grad for p in self.params):
             raise RuntimeError(NO_GRADIENT)
         return value
+
+    def _look_at_values(self, copies: list[Tensor | None] | None) -> None:
+        """The gradients are the same tensors, and torch counted no change: were they written all the same?"""
+        if self.is_unchanged is not None:
+            self.sample.unseen_writes |= not self.is_unchanged()
+        elif copies is not None:
+            self.sample.unseen_writes |= not all(map(_is_copy, self.params, copies))
+
+
+def _copy(p: Tensor) -> Tensor | None:
+    return None if p.grad is None or p.grad.layout != torch.strided else local_part(p.grad).clone()
+
+
+def _is_copy(p: Tensor, copy: Tensor | None) -> bool:
+    return p.grad is None or copy is None or same_values(local_part(p.grad), copy)
+
+
+def same_values(a: Tensor, b: Tensor) -> bool:
+    """Also where both are nan."""
+    return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 def takes_seed(closure: Closure) -> bool:
@@ -133,7 +163,9 @@ def checked(returned: Any) -> float:
     """The loss as a number."""
     is_number = isinstance(returned, int | float) and not isinstance(returned, bool)
     is_scalar = isinstance(returned, Tensor) and returned.numel() == 1 and not returned.is_complex()
-    if not (is_number or is_scalar):
+    kind = getattr(getattr(returned, "dtype", None), "kind", "")  # of numpy's arrays and scalars
+    is_numpy = kind in ("f", "i", "u") and getattr(returned, "shape", None) == ()
+    if not (is_number or is_scalar or is_numpy):
         said = f"a tensor of shape {tuple(returned.shape)} and {returned.dtype}" if isinstance(returned, Tensor) else (
             "nothing (None)" if returned is None else f"{type(returned).__name__}"
         )  # fmt: skip

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from adaqn.core.checks import choose
-from adaqn.core.full_matrix import UPDATES, affordable, from_operator, update_
+from adaqn.core.full_matrix import UPDATES, affordable, fill_, update_
 from adaqn.core.outcome import Outcome
 from adaqn.core.scaling import Scaling
 from adaqn.fullbatch.limited import LimitedMemory
@@ -77,7 +77,7 @@ class FullMatrix(LimitedMemory):
     def direction(self, gradient: Tensor) -> Tensor:
         """−H·g, a new vector."""
         if not self.counters.begun:
-            self.matrix.copy_(from_operator(self.scaled, self.flat.n, gradient))
+            fill_(self.matrix, self.scaled, gradient)
             self.counters.begun = 1
         return self.matrix.mv(gradient.double()).neg_().to(gradient.dtype)
 

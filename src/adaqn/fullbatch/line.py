@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from adaqn.core.line_search import Trial
-from adaqn.fullbatch.closure import Evaluations, Sample
+from adaqn.fullbatch.closure import Evaluations, Sample, same_values
 from adaqn.parameters.memory import Memory
 
 
@@ -27,6 +27,9 @@ class Objective:
         self.nonfinite = 0
         self.present: list[int] = []
         """Which parameters had a gradient."""
+        self.last = torch.empty(0)
+        """The gradient as it was read last."""
+        evaluations.is_unchanged = self._is_unchanged
 
     def here(self) -> tuple[float, Tensor]:
         """Loss and gradient at the weights as they are: one evaluation."""
@@ -43,12 +46,21 @@ class Objective:
         flat = self.memory.flat
         g = flat.new()
         self.present = flat.gather_gradients(flat.views(g))
-        return g.neg_() if self.maximize else g
+        self.last = g.neg_() if self.maximize else g
+        return self.last
+
+    def _is_unchanged(self) -> bool:
+        last = self.last
+        return same_values(last, self.gradient())
 
     def products(self, *pairs: tuple[Tensor, Tensor]) -> list[float]:
-        """Inner products, the same in all processes; one read from the device."""
-        partial = torch.stack([a.dot(b) for a, b in pairs]).double()
-        values: list[float] = self.memory.flat.settle(partial).tolist()
+        """Inner products, the same in all processes; one read from the device. Those that overflow are summed in
+        float64: a gradient of 1e20 is finite, and its square is not in float32.
+        """
+        settle = self.memory.flat.settle
+        values: list[float] = settle(torch.stack([a.dot(b) for a, b in pairs]).double()).tolist()
+        if not all(map(math.isfinite, values)):
+            values = settle(torch.stack([a.double().dot(b.double()) for a, b in pairs])).tolist()
         return values
 
     def largest(self, *vectors: Tensor) -> list[float]:

@@ -19,7 +19,7 @@ from adaqn.core.checks import at_least_one, not_nan, step_size
 from adaqn.core.line_search import LineSearch
 from adaqn.core.line_search_names import LINE_SEARCHES
 from adaqn.core.scaling import Scaling
-from adaqn.fullbatch.closure import NO_GRADIENT, Closure, Evaluations, Sample, takes_seed
+from adaqn.fullbatch.closure import NO_GRADIENT, UNSEEN, Closure, Evaluations, Sample, takes_seed
 from adaqn.fullbatch.events import Counters, Iteration, WholeStats
 from adaqn.fullbatch.limited import LimitedMemory, own_names
 from adaqn.fullbatch.line import Objective
@@ -44,6 +44,10 @@ class WholeGradient(Optimizer):
     """A loop of directions and line searches; what a method is made of stands in its WholeMethod."""
 
     needs: ClassVar[str] = "step(closure): the closure calls zero_grad() and backward(), returns the loss, is run often"
+    _running: Minimization | None = None
+    """The step that is under way."""
+    _telling = False
+    """Is ``on_cycle`` being called?"""
 
     def __init__(self, params: ParamsT, method: WholeMethod, defaults: dict[str, Any]) -> None:
         self._method = method
@@ -103,18 +107,21 @@ class WholeGradient(Optimizer):
         c.note_difference(value)
         noise = c.noise if method.noise is None else method.noise
         made = Minimization(memory, objective, self._search(), limits, noise, self._tell)
+        self._running = made
         try:
             self._reason = made.run(value, gradient)
         except BaseException as error:
             self._reason = f"{type(error).__name__} was raised in it"
             raise
         finally:
+            self._running = None
             c.note_loss(None if c.pending or not math.isfinite(made.value) else made.value)
             c.func_evals += evaluations.count
             c.nonfinite += objective.nonfinite
             self._count_for_callers(memory)
         if self._reason in UNKNOWN_LOSS:
-            self._notices.say(f"{type(self).__name__}: {self._reason}")
+            hint = UNSEEN if self._reason == NO_GRADIENT else ""
+            self._notices.say(f"{type(self).__name__}: {self._reason}{hint}")
 
     def _limits(self) -> Limits:
         """As the groups have them now: a scheduler, or the user, may have changed them."""
@@ -202,7 +209,7 @@ class WholeGradient(Optimizer):
         """``n_iter`` and ``func_evals`` where users of torch's L-BFGS look for them."""
         c = Counters() if memory is None else memory.counters
         for p in self._parameters()[:1] if memory is None else {*self._parameters()[:1], *memory.flat.params}:
-            self.state[p].update(n_iter=c.n_iter, func_evals=c.func_evals)
+            self.state[p].update(n_iter=c.n_iter, func_evals=c.func_evals + self._evaluations_under_way())
 
     def reset_history(self) -> None:
         """Start a new history after the weights were changed from outside; H0 and the totals stay."""
@@ -246,18 +253,34 @@ class WholeGradient(Optimizer):
             event = replace(event, loss=-event.loss, previous_loss=-event.previous_loss)
         self._recent.append(event)
         self._count_for_callers(self._memory)
-        for callback in self._method.on_cycle:
-            callback(event)
+        self._telling = True
+        try:
+            for callback in self._method.on_cycle:
+                callback(event)
+        finally:
+            self._telling = False
+
+    def _evaluations_under_way(self) -> int:
+        """Those of this step, which the totals do not know of yet."""
+        return 0 if self._running is None else self._running.evaluations.count
+
+    def _last_loss(self, c: Counters) -> float | None:
+        """Of the weights as they are, or inside the closure of those from which the search goes."""
+        if self._running is None:
+            loss = c.loss if c.has_loss else None
+        else:
+            loss = None if c.pending or not math.isfinite(self._running.value) else self._running.value
+        return -loss if loss is not None and self._method.maximize else loss
 
     @property
     def stats(self) -> WholeStats:
-        """Totals so far, and why the last step ended."""
+        """Totals so far, also in the middle of a step, and why the last step ended."""
         memory = self._memory
         c = Counters() if memory is None else memory.counters
-        sign = -1.0 if self._method.maximize else 1.0
+        nonfinite = c.nonfinite + (0 if self._running is None else self._running.objective.nonfinite)
         return WholeStats(
-            c.calls, c.n_iter, c.func_evals, c.stored, c.skipped, c.restarts, c.nonfinite,
-            0 if memory is None else memory.knows, sign * c.loss if c.has_loss else None, c.noise, self._reason, c.idle,
+            c.calls, c.n_iter, c.func_evals + self._evaluations_under_way(), c.stored, c.skipped, c.restarts, nonfinite,
+            0 if memory is None else memory.knows, self._last_loss(c), c.noise, self._reason, c.idle,
         )  # fmt: skip
 
     @property
@@ -281,7 +304,8 @@ class WholeGradient(Optimizer):
     @contextmanager
     def _working(self) -> Iterator[None]:
         if self._at_work:
-            raise RuntimeError("step() was called inside the closure of step(): call it outside")
+            where = "on_cycle" if self._telling else "the closure"
+            raise RuntimeError(f"step() was called inside {where} of step(): call it outside")
         self._at_work = True
         try:
             yield
@@ -289,6 +313,11 @@ class WholeGradient(Optimizer):
             self._at_work = False
 
     def _refuse_within_step(self, what: str) -> None:
+        if self._telling:
+            raise RuntimeError(
+                f"{what} was called inside on_cycle, where a step is not finished: call it between two steps; "
+                "max_iter says how many iterations a step has"
+            )
         if self._at_work:
             raise RuntimeError(
                 f"{what} was called inside the closure, where the weights are a trial point of a search: call it "
