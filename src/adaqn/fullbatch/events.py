@@ -43,6 +43,8 @@ class Counters:
     has_loss: int = 0
     loss: float = 0.0
     """At the end of the last step, where it is known: of either sign."""
+    first_loss: float = 0.0
+    """The size of the loss at the beginning, from which the size of rounding errors is known; 0 before it."""
     pending: int = 0
     """Without a line search: does a step wait for the gradient behind it?"""
 

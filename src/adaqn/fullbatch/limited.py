@@ -125,7 +125,7 @@ class LimitedMemory(Memory):
         """The weights were changed from outside: the pairs are of other ones, H0 keeps what it has seen."""
         self.forget()
         self.counters.note_loss(None)
-        self.counters.pending = 0
+        self.counters.pending, self.counters.first_loss = 0, 0.0
         if self.master is not None:
             self.flat.gather(self.master)
 

@@ -22,6 +22,8 @@ FIRST_STEP = 1e-3
 """How far the first trial moves the weight that moves farthest, before any pair has told a scale; times lr."""
 SHORTER = 0.1
 """Of the shortest length that was tried when a budget ended a search: the first one of the next."""
+MOST_ROUNDING = 1e-3
+"""Of the loss: rounding is never taken to be more."""
 MOST_RESAMPLED = 3
 """New samples in the middle of a search, in a row, after which it is hopeless."""
 
@@ -83,7 +85,7 @@ class Minimization:
         objective: loss and gradient.
         search: along a direction; ``None`` takes the first length as it is.
         limits: when to stop.
-        noise: which differences of losses mean nothing.
+        noise: which differences of losses mean nothing; ``None`` goes by what was seen, and by rounding.
         tell: told after each iteration.
     """
 
@@ -93,7 +95,7 @@ class Minimization:
         objective: Objective,
         search: LineSearch | None,
         limits: Limits,
-        noise: float,
+        noise: float | None,
         tell: Callable[[Iteration], None],
     ) -> None:
         self.model, self.objective, self.search, self.limits = model, objective, search, limits
@@ -121,6 +123,7 @@ class Minimization:
         if not (math.isfinite(self.value) and math.isfinite(size)):
             self.counters.nonfinite += 1
             raise Stop(NOT_FINITE)
+        self.counters.first_loss = self.counters.first_loss or abs(self.value)
         self.model.pair_that_waited(self.gradient)
         if self.limits.lr == 0.0:
             raise Stop("lr is 0")
@@ -245,7 +248,8 @@ class Minimization:
         resolution = self.limits.tolerance_change / longest if longest else 0.0
         budget = self.evaluations.left
         try:
-            found = search(line, start, first, budget=budget, noise=self.noise, resolution=resolution)
+            noise = max(self.counters.noise, self._rounding()) if self.noise is None else self.noise
+            found = search(line, start, first, budget=budget, noise=noise, resolution=resolution)
         except BudgetSpentError:
             raise RuntimeError(
                 f"the line search evaluated more often than its budget of {budget}: it must return by then"
@@ -255,6 +259,16 @@ class Minimization:
                 f"the line search must return a Found with one of the trials that it was given, and returned {found!r}"
             )
         return found
+
+    def _rounding(self) -> float:
+        """By how much rounding may change the loss.
+
+        Most losses are means of squares of differences, between a network and its targets for instance. Those numbers
+        are about √F, with F the loss at the beginning; each is rounded by ε√F, which changes a loss f by ε√(fF). That
+        is far more than εf where f is small.
+        """
+        size, eps = abs(self.value), torch.finfo(self.model.flat.dtype).eps
+        return min(eps * math.sqrt(size) * math.sqrt(max(size, self.counters.first_loss)), MOST_ROUNDING * size)
 
     def _take(self, line: Line, trial: Trial, slope: float) -> tuple[Outcome, float]:
         """Go to the point that a search has found, and learn the pair: (what became of it, how far it was)."""

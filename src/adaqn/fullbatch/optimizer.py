@@ -105,8 +105,7 @@ class WholeGradient(Optimizer):
         objective = Objective(memory, evaluations, self._sample, maximize=method.maximize)
         value, gradient = objective.behind(loss)
         c.note_difference(value)
-        noise = c.noise if method.noise is None else method.noise
-        made = Minimization(memory, objective, self._search(), limits, noise, self._tell)
+        made = Minimization(memory, objective, self._search(), limits, method.noise, self._tell)
         self._running = made
         try:
             self._reason = made.run(value, gradient)
