@@ -2,6 +2,7 @@
 
     python benchmarks/step_cost.py                 # six minutes and 13 GB on a quiet machine
     python benchmarks/step_cost.py --quick         # one minute, without n = 10⁷
+    python benchmarks/step_cost.py --operations    # seconds: how many operations a step dispatches, no timing
 
 The floor is the time to move what a step must touch, (4m + 2·m_F/L + 8)·n elements, at the read bandwidth
 of this machine. Everything in a table was measured in turns within one run, and medians are shown: on a shared
@@ -26,8 +27,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from adaqn import AdaQN, Monitor, PairOptions, RejectOptions, StorageOptions
+from adaqn import AdaQN, Kronecker, Monitor, PairOptions, RejectOptions, StorageOptions
 from adaqn.core.direction import Direction, gram, two_loop
 from textbook import Textbook
 
@@ -100,6 +102,51 @@ def step_times(n: int, dtype: torch.dtype, rounds: int, per_turn: int, halves: t
     bandwidth = sum(half.nbytes for half in halves) / times.pop(READ)
     per_step = {name: seconds / (per_turn * L) for name, seconds in times.items()}
     return {"bandwidth": bandwidth, "floor": floor_bytes(n, dtype) / bandwidth} | per_step
+
+
+class Operations(TorchDispatchMode):
+    """Counts what is dispatched, views included: each costs the host about the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def operations(make: Callable[[list[Tensor]], torch.optim.Optimizer], tensors: int = 20, side: int = 16) -> Table:
+    """Per step, over 60 of them with a full memory: the fewest, the median, the most (bases, or the end of a cycle)."""
+    params = [torch.randn(side, side, requires_grad=True) for _ in range(tensors)]
+    opt, counts = make(params), []
+    for _ in range(WARM_UP * L + 60):
+        for p in params:
+            p.grad = torch.randn(side, side)
+        with Operations() as found:
+            opt.step()
+        counts.append(found.count)
+    last = counts[-60:]
+    return {"fewest": min(last), "median": statistics.median(last), "most": max(last)}
+
+
+def print_operations() -> None:
+    contenders: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {
+        "AdaQN, bases apart": lambda p: AdaQN(p, reject="none", scaling=Kronecker(refresh=1000)),
+        "AdaQN": lambda p: AdaQN(p, reject="none"),
+        "AdaQN, preset='modern'": lambda p: AdaQN(p, preset="modern", reject="none"),
+        "AdaQN, preset='paper'": lambda p: AdaQN(p, preset="paper", reject="none"),
+        "torch AdamW, foreach": lambda p: torch.optim.AdamW(p, foreach=True),
+    }
+    try:
+        from pytorch_optimizer import SOAP
+    except ImportError:
+        print("pytorch_optimizer is not installed: no SOAP")
+    else:
+        contenders["SOAP of pytorch_optimizer"] = lambda p: SOAP(p, precondition_frequency=5)
+    print(f"\noperations per step, 20 tensors of 16 × 16{'':12}{'fewest':>8}{'median':>8}{'most':>8}")
+    for name, make in contenders.items():
+        print(f"  {name:50}" + "".join(f"{value:8.0f}" for value in operations(make).values()))
 
 
 class Switch:
@@ -224,9 +271,13 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer rounds, and no n = 10⁷")
     parser.add_argument("--threads", type=int, default=2, help="torch threads (default: 2)")
     parser.add_argument("--json", metavar="FILE", help="store all numbers there")
+    parser.add_argument("--operations", action="store_true", help="count operations and time nothing")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
+    if args.operations:
+        print_operations()
+        return
 
     halves = torch.ones(3 << 26), torch.ones(3 << 26)  # 1.5 GiB, written: far more than any cache holds
     read = in_turns({READ: partial(torch.dot, *halves)}, 9)[READ]

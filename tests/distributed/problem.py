@@ -16,7 +16,7 @@ from adaqn.parameters.slices import slice_bounds
 BATCH, MONITORED = 16, 64
 OPTIONS = {
     "paper": {
-        "preset": "paper", "lr": 0.3, "cycle_length": 3, "pairs": PairOptions(memory_size=4, fisher_size=7, eps=1e-2),
+        "preset": "paper", "lr": 0.3, "cycle_length": 3, "pairs": PairOptions(memory_size=4, fisher_size=7, eps=2e-2),
     },
     "modern": {
         "preset": "modern", "lr": 0.2, "cycle_length": (2, 4), "pairs": PairOptions(fisher_size=7, eps=0.7),

@@ -234,12 +234,15 @@ def vanishing_weights():
     if dist.get_rank() == 1:
         with torch.no_grad():
             opt.param_groups[0]["params"][0].to_local().fill_(torch.nan)
-    problem.train(net, opt, 1, start=9)
+    cycles = opt.stats.cycles
+    while opt.stats.cycles == cycles:  # it shows at the end of the cycle
+        problem.train(net, opt, 1, start=9)
     return opt.stats, problem.vector(opt.param_groups[0]["params"])
 
 
 def test_weights_lost_in_one_process_return_to_the_anchor_in_all():
     (stats, weights), (other, _) = run_processes(2, vanishing_weights)
     assert stats == other
-    assert stats.nonfinite == 1
+    assert stats.nonfinite > 0
+    assert stats.rejected > 0
     assert weights.isfinite().all()
