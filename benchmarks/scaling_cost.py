@@ -1,10 +1,19 @@
-"""What H0 costs per step: Adam's diagonal, the Kronecker scaling, and what its parts take.
+"""What the Kronecker H0 costs per step, beside SOAP with the same refresh interval.
 
-    python benchmarks/scaling_cost.py              # half a minute on a quiet machine
+    python benchmarks/scaling_cost.py                   # a few minutes on a quiet machine
+    python benchmarks/scaling_cost.py --threads 2 --models rnn lstm
 
-For square weights and for those of an LSTM: ms of one update and one application, of one refresh of the bases, and
-per step at ``refresh=5``; beside them the passes of a linear layer of that shape on a batch of 1,600 rows (32 × 50).
-Medians of calls in turns, as in ``step_cost.py``. No timing is asserted.
+ms per step of the optimizer alone, with gradients that are there already, in turns of ``refresh`` steps:
+
+- ``soap``: ``step()`` of pytorch_optimizer's SOAP (needs the extra ``oracles``).
+- ``step``: ``step()`` of AdaQN as it comes, but without a monitor (``reject="none"``): pairs are built and used.
+- ``h0``: the updates and applications of its H0 alone, on vectors.
+- ``bare``: the products and QR decompositions that H0 needs, on matrices that are there already, one by one.
+
+``step/soap`` and ``h0/soap`` are medians of ratios within a turn. ``worst`` is the longest step of H0, the first ones
+with their eigendecompositions among them, in units of the median one. ``ops`` are the operations that one step of H0
+dispatches, without and with the bases that are due. With one thread the time is the processor's, which other work on
+the machine disturbs less; with more it is the clock's. No timing is asserted.
 """
 
 from __future__ import annotations
@@ -17,63 +26,174 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from adaqn import Adam, Kronecker
-from adaqn.core.eigenbasis import next_basis
+from adaqn import AdaQN, Kronecker
+from adaqn.core.blocks import blocks_of
+from adaqn.core.eigenbasis import matrix_shape
+from adaqn.parameters.buffers import tensor_buffer, tensor_layout, tensors_by_parameter
+from adaqn.parameters.flat import FlatParameters
+from adaqn.parameters.processes import processes_for
 
-ROWS = 1600
-SHAPES = ((100, 100), (400, 100), (512, 512), (1024, 1024))
+REFRESH = 5
+GOALS = {"rnn": 0.7, "lstm": 0.7, "feed-forward": 0.7, "transformer-96": 0.7, "transformer-256": 0.9}
 
 
-def measure(p: int, q: int, rounds: int) -> dict[str, float]:
-    """Median seconds of each part."""
-    n, g, out = p * q, torch.randn(p * q), torch.empty(p * q)
-    adam, kronecker = Adam(), Kronecker(refresh=10**9)
-    adam.build({"square_avg": torch.zeros(n)}, [(p, q)])
-    shapes = kronecker.tensor_shapes((p, q))
-    kronecker.build({"square_avg": torch.zeros(n)}, [(p, q)], [{k: torch.zeros(s) for k, s in shapes.items()}])
+def transformer(width: int, layers: int, vocabulary: int) -> nn.Module:
+    block = nn.TransformerEncoderLayer(width, 4, 4 * width, batch_first=True)
+    return nn.ModuleList(
+        [nn.Embedding(vocabulary, width), nn.TransformerEncoder(block, layers), nn.Linear(width, vocabulary)]
+    )
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "rnn": lambda: nn.ModuleList([nn.Embedding(84, 100), nn.RNN(100, 100, 5), nn.Linear(100, 84)]),
+    "lstm": lambda: nn.ModuleList([nn.Embedding(84, 100), nn.LSTM(100, 100, 2), nn.Linear(100, 84)]),
+    "feed-forward": lambda: nn.Sequential(
+        nn.Linear(784, 100),
+        nn.Tanh(),
+        *(m for _ in range(4) for m in (nn.Linear(100, 100), nn.Tanh())),
+        nn.Linear(100, 10),
+    ),
+    "transformer-96": lambda: transformer(96, 4, 84),
+    "transformer-256": lambda: transformer(256, 6, 84),
+}
+
+
+class Operations(TorchDispatchMode):
+    """Counts what is dispatched."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+def built(params: list[Tensor], scaling: Kronecker) -> Kronecker:
+    """A scaling with the memory that an optimizer would give it."""
+    flat = FlatParameters(params, processes_for(None, params[0].device))
+    plan = tensor_layout(scaling, flat)
+    buffers = {name: tensor_buffer(shapes, flat) for name, shapes in plan.items()}
+    entries = tensors_by_parameter(buffers, plan, len(params))
+    kept = [{name.removeprefix("scaling_"): tensor for name, tensor in entry.items()} for entry in entries]
+    scaling.build({"square_avg": flat.new()}, flat.shapes, kept)
+    return scaling
+
+
+def bare(params: list[Tensor], block_size: int) -> Callable[[], None]:
+    """One step of the products and its share of the QR decompositions, and nothing else."""
+    blocks = [block for p in params if p.dim() > 1 for block in blocks_of(matrix_shape(p.shape), block_size)]
+    stock = [
+        (
+            torch.randn(b.shape),
+            *(torch.linalg.qr(torch.randn(n, n)).Q for n in b.shape),
+            *map(torch.zeros, b.shape, b.shape),
+        )
+        for b in blocks
+    ]
+    step = 0
+
+    def run() -> None:
+        nonlocal step
+        for index, (G, left, right, L, R) in enumerate(stock):
+            for _ in range(2):  # the gradient and what is multiplied by H0
+                x = left.t() @ G @ right
+            left @ x @ right.t()
+            L.addmm_(G, G.t(), beta=0.95, alpha=0.05)
+            R.addmm_(G.t(), G, beta=0.95, alpha=0.05)
+            for side, (average, basis) in enumerate(((L, left), (R, right))):
+                if (2 * index + side + step) % REFRESH == 0:
+                    torch.linalg.qr(average @ basis)
+        step += 1
+
+    return run
+
+
+def timed(run: Callable[[], Any], count: int) -> float:
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    start = clock()
+    for _ in range(count):
+        run()
+    return (clock() - start) / count
+
+
+def worst_of(scaling: Kronecker, g: Tensor, out: Tensor, steps: int) -> float:
+    """The longest step from the first on, in units of the median; of three runs the least, for other work disturbs."""
+    found = []
     for _ in range(3):
-        kronecker.update(torch.randn(n))
-    layer, x = nn.Linear(q, p, bias=False), torch.randn(ROWS, q, requires_grad=True)
-    kept = kronecker.tensors[0]
+        scaling.reset()
+        times = [timed(lambda: (scaling.update(g), scaling.apply(g, out)), 1) for _ in range(steps)]
+        found.append(max(times[1:]) / statistics.median(times))
+    return min(found)
 
-    def refresh() -> None:
-        for side in ("left", "right"):
-            next_basis(kept[f"{side}_average"], kept[f"{side}_basis"])
 
-    parts: dict[str, Callable[[], Any]] = {
-        "adam": lambda: (adam.update(g), adam.apply(g, out)),
-        "update": lambda: kronecker.update(g),
-        "apply": lambda: kronecker.apply(g, out),
-        "refresh": refresh,
-        "passes": lambda: layer(x).sum().backward(),
+def measure(name: str, rounds: int) -> dict[str, Any]:
+    """Median seconds of each contender, and ratios."""
+    from pytorch_optimizer import SOAP
+
+    def params() -> list[Tensor]:
+        torch.manual_seed(0)
+        found = list(MODELS[name]().parameters())
+        for p in found:
+            p.grad = torch.randn_like(p)
+        return found
+
+    soap = SOAP(params(), lr=1e-4, precondition_frequency=REFRESH)
+    adaqn = AdaQN(params(), lr=1e-4, reject="none", scaling=Kronecker(refresh=REFRESH))
+    scaling = built(params(), Kronecker(refresh=REFRESH))
+    n = sum(scaling.sizes)
+    g, out = torch.randn(n), torch.empty(n)
+    contenders: dict[str, Callable[[], Any]] = {
+        "soap": soap.step,
+        "step": adaqn.step,
+        "h0": lambda: (scaling.update(g), scaling.apply(g, out)),
+        "bare": bare(params(), scaling.block_size),
     }
-    times: dict[str, list[float]] = {name: [] for name in parts}
-    for _ in range(rounds + 1):
-        for name, run in parts.items():
-            start = time.perf_counter()
-            run()
-            times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values[1:]) for name, values in times.items()}
+    for run in contenders.values():
+        timed(run, 4 * REFRESH)
+    turns = [{name: timed(run, REFRESH) for name, run in contenders.items()} for _ in range(rounds)]
+    counts = []
+    for _ in range(REFRESH):
+        with Operations() as operations:
+            contenders["h0"]()
+        counts.append(operations.count)
+    never = built(params(), Kronecker(refresh=10**6))
+    for _ in range(30):
+        never.update(g)
+    with Operations() as operations:
+        never.update(g)
+        never.apply(g, out)
+    return {
+        "n": n,
+        **{key: statistics.median(turn[key] for turn in turns) for key in contenders},
+        **{f"{key}/soap": statistics.median(turn[key] / turn["soap"] for turn in turns) for key in ("step", "h0")},
+        "worst": worst_of(scaling, g, out, 10 * REFRESH),
+        "ops": f"{operations.count}/{max(counts)}",
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=2, help="torch threads (default: 2)")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="torch threads (default: 1 and 2)")
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    torch.manual_seed(0)
-    print(f"torch {torch.__version__}, {args.threads} threads, load average {os.getloadavg()[0]:.1f}; ms")
-    print(f"{'p × q':>12}{'adam':>9}{'update':>9}{'apply':>9}{'refresh':>9}{'per step':>10}{'passes':>9}{'GFLOP/s':>9}")
-    for p, q in SHAPES:
-        t = measure(p, q, args.rounds)
-        per_step = t["update"] + t["apply"] + t["refresh"] / 5
-        rate = 8 * p * q * (p + q) / (t["update"] + t["apply"]) / 1e9
-        columns = [t["adam"], t["update"], t["apply"], t["refresh"]]
-        row = "".join(f"{seconds * 1e3:9.3f}" for seconds in columns)
-        print(f"{p:>6} × {q:<4}{row}{per_step * 1e3:10.3f}{t['passes'] * 1e3:9.3f}{rate:9.1f}")
+    for threads in args.threads:
+        torch.set_num_threads(threads)
+        print(
+            f"\ntorch {torch.__version__}, threads: {threads}, refresh: {REFRESH}, load: {os.getloadavg()[0]:.1f}; ms"
+        )
+        print(
+            f"{'':16}{'parameters':>11}{'soap':>9}{'step':>9}{'h0':>9}{'bare':>9}{'step/soap':>11}{'goal':>6}{'h0/soap':>9}"
+            f"{'worst':>7}{'ops':>10}"
+        )
+        for name in args.models:
+            r = measure(name, args.rounds)
+            times = "".join(f"{1e3 * r[key]:9.2f}" for key in ("soap", "step", "h0", "bare"))
+            ratios = f"{r['step/soap']:11.2f}{GOALS[name]:6.1f}{r['h0/soap']:9.2f}{r['worst']:7.1f}{r['ops']:>10}"
+            print(f"{name:16}{r['n']:11,}{times}{ratios}", flush=True)
 
 
 if __name__ == "__main__":
