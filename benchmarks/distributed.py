@@ -29,6 +29,7 @@ KINDS = {
     "DDP, shard_history": {"storage": StorageOptions(shard_history=True)},
     "DDP, shard_history, Kronecker": {"storage": StorageOptions(shard_history=True), "preset": "kronecker"},
     "FSDP2": {},
+    "FSDP2, Kronecker": {"preset": "kronecker"},
 }
 BATCH = 16
 
@@ -68,7 +69,7 @@ def measure(rank, count, kind, width, steps, folder):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 10))
     n = sum(p.numel() for p in net.parameters())
-    if kind == "FSDP2":
+    if kind.startswith("FSDP2"):
         for layer in net:
             if isinstance(layer, nn.Linear):
                 fully_shard(layer)
@@ -100,7 +101,7 @@ def measure(rank, count, kind, width, steps, folder):
         "collectives_per_step": ordinary.calls / (steps - cycles),
         "collectives_at_the_end_of_a_cycle": ends.calls / cycles,
         "bytes_per_step": (ordinary.sent + ends.sent) / steps,
-        "gradient_bytes_per_step": (3 if kind == "FSDP2" else 2) * (count - 1) / count * 4 * n,
+        "gradient_bytes_per_step": (3 if kind.startswith("FSDP2") else 2) * (count - 1) / count * 4 * n,
         "state_bytes": opt.state_size(),
         "milliseconds": 1e3 * statistics.median(t for end, t in times if not end),
         "milliseconds_at_the_end_of_a_cycle": 1e3 * statistics.median(t for end, t in times if end),

@@ -37,17 +37,15 @@ def test_ddp():
 
 def killed_behind(words, *arguments, count):
     """Started, and ended as soon as it has said that; torchrun kills its processes, which save nothing any more."""
-    process = subprocess.Popen(command(arguments, count), env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
-    try:
+    with subprocess.Popen(command(arguments, count), env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:
         output = ""
         for line in process.stdout:
             output += line
             if words in line:
-                return output
-    finally:
+                break
         process.terminate()
-        process.wait(LIMIT)
-    raise AssertionError(output)
+    assert words in output, output
+    return output
 
 
 def test_fsdp2_is_killed_and_goes_on_with_other_numbers_of_processes(tmp_path):

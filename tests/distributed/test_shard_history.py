@@ -98,7 +98,7 @@ def runs(scaling):
     state, held = inside.state(opt), inside.held(opt)
     if dist.is_initialized():
         held += [state.h0.before, state.h0.after] if isinstance(scaling, Mixing) else [state.flat._own]
-    held.append(state.anchor)  # one more while a pair is damped
+    held += [] if isinstance(scaling, Mixing) else [state.anchor]  # one more while a pair is damped
     return announced, sum(t.numel() * t.element_size() for t in held), [name for name, _ in calls], net.weight.detach()
 
 

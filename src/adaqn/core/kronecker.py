@@ -277,7 +277,8 @@ class Kronecker(Adam):
             self._stacks = {k: found for k, found in self._stacks.items() if not k}  # one selection at most
             ends = [0, *accumulate(self.sizes)]
             members = [member for i in present for member in self._members[i]]
-            rest = [(ends[i], ends[i + 1]) for i in present if not self._members[i]]
+            # One without numbers here has no place: it would cut a stack that lies around it.
+            rest = [(ends[i], ends[i + 1]) for i in present if not self._members[i] and self.sizes[i]]
             self._stacks[key] = Stacks(members, rest, ends[-1])
         return self._stacks[key]
 
