@@ -1,6 +1,9 @@
 """What the optimizer tells: an event for each iteration, totals, findings, and its size."""
 
 import gc
+import json
+import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 import adaqn
 import inside
 from adaqn.core.outcome import Outcome
+from adaqn.explain.fullbatch import WholeRecord, explain_whole, whole_record_of
 from fullbatch.problems import EVERY_SEARCH, SEARCHES, Problem, network, plain, rosenbrock, valley
 from fullbatch.test_not_finite import spoilt, uphill
 
@@ -156,6 +160,100 @@ def test_finding_skips():
     problem.run(opt, 1)
     assert opt.stats.skipped >= 11
     assert "skips" in topics(opt)
+
+
+def test_a_step_that_found_no_lower_loss_has_not_spent_its_budget():
+    problem = valley()
+    opt = plain(problem.parameters(), max_iter=4, max_eval=3)
+    for _ in range(4):
+        opt.step(uphill(problem, opt))
+    assert opt.stats.idle > 1
+    assert "idle" in topics(opt)
+    opt.param_groups[0]["max_eval"] = 500
+    opt.step(uphill(problem, opt))
+    assert "no lower loss" in opt.stats.reason
+    assert opt.stats.idle == 0
+    assert "stopped" in topics(opt)
+    assert "idle" not in topics(opt)
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_finding_no_room(search):
+    problem = network()
+    opt = plain(problem.parameters(), max_eval=1, line_search_fn=search)
+    assert topics(opt) == []
+    problem.run(opt, 3)
+    assert opt.stats.iterations == 0
+    assert "no room" in topics(opt)
+    assert "nothing can move: max_eval=1" in str(opt.explain())
+    assert "for max_iter=20 it is 25 by default" in str(opt.explain())
+
+
+def test_one_evaluation_moves_weights_where_nothing_is_searched_for():
+    problem = network()
+    opt = plain(problem.parameters(), max_eval=1, line_search_fn=None, lr=0.01)
+    problem.run(opt, 3)
+    assert "no room" not in topics(opt)
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_is_in_use_is_not_advised(search, dtype):
+    problem = valley(dtype=dtype)
+    opt = plain(problem.parameters(), max_iter=4, max_eval=200, line_search_fn=search)
+    problem.run(opt, 1)
+    opt.step(uphill(problem, opt))
+    said = {finding.name: finding.change for finding in opt.explain().findings}
+    assert ("line_search_fn='hager_zhang'" in said["restarts"]) == (search != "hager_zhang")
+    assert ("float64" in said["restarts"]) == ("float64" in said["stopped"]) == (dtype != torch.float64)
+
+
+def test_one_is_no_plural():
+    problem = valley()
+    opt = plain(problem.parameters(), max_iter=1)
+    record = whole_record_of(opt)
+    stats = replace(record.stats, steps=1, iterations=1, restarts=1, nonfinite=1, stored=1, evaluations=1)
+    said = str(explain_whole(replace(record, stats=stats)))
+    for words in ("1 search failed in 1 iteration,", "1 pair stored", "1 evaluation gave"):
+        assert words in said
+    assert re.search(r"\b1 \w+s\b", said) is None
+
+
+def test_a_record_comes_back_from_json():
+    problem = network()
+    opt = adaqn.LBFGS(problem.parameters(), max_iter=12)
+    problem.run(opt, 1)
+    record = whole_record_of(opt)
+    record = replace(record, recent=(*record.recent, replace(record.recent[0], loss=float("inf"))))
+    assert WholeRecord.from_json(json.loads(json.dumps(record.to_json(), allow_nan=False))) == record
+    with pytest.raises(ValueError, match="not the record of an optimizer"):
+        WholeRecord.from_json({"recent": 3})
+
+
+def test_finding_noise_names_dropout():
+    torch.manual_seed(0)
+    x = torch.linspace(-1.0, 1.0, 50)[:, None]
+    model = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Dropout(0.3), nn.Linear(20, 1))
+    problem = Problem(model, lambda: (model(x) - x.sin()).square().mean())
+    opt = adaqn.LBFGS(model.parameters())
+    problem.run(opt, 5)
+    assert "another function at every call (dropout" in str(opt.explain())
+
+
+def test_a_loss_that_was_told_to_be_another_has_no_noise():
+    problem, factor = network(), 1.0
+    usual = problem.loss
+    problem.loss = lambda: factor * usual()
+    opt = adaqn.LBFGS(problem.parameters(), max_iter=3)
+    for _ in range(3):
+        factor *= 1.5
+        problem.run(opt, 1)
+    assert opt.stats.noise > 0.0
+    assert "if you changed the loss between steps" in str(opt.explain())
+    opt.reset_history()
+    assert opt.stats.noise == 0.0
+    problem.run(opt, 1)
+    assert "noise" not in topics(opt)
 
 
 @pytest.mark.parametrize(

@@ -85,10 +85,10 @@ def growth(rise: float) -> str:
 def times(count: int, thing: str) -> str:
     """A number with its thing, in the plural where it is one.
 
-    >>> times(1, "cycle"), times(3, "cycle")
-    ('1 cycle', '3 cycles')
+    >>> times(1, "cycle"), times(3, "cycle"), times(0, "search")
+    ('1 cycle', '3 cycles', '0 searches')
     """
-    return f"{count:,} {thing}" + ("" if count == 1 else "s")
+    return f"{count:,} {thing}" + ("" if count == 1 else "es" if thing.endswith("ch") else "s")
 
 
 def middle(values: Sequence[float | None]) -> float | None:

@@ -100,17 +100,17 @@ class Record:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; numbers that are not finite as text, for JSON has none."""
-        plain: dict[str, Any] = _mapped(
+        plain: dict[str, Any] = mapped(
             asdict(self), lambda value: value.value if isinstance(value, Outcome) else value
         )
-        written: dict[str, Any] = _mapped(plain, _as_text)
+        written: dict[str, Any] = mapped(plain, as_text)
         return written
 
     @staticmethod
     def from_json(values: dict[str, Any]) -> Record:
         """What ``to_json`` gave; a ``ValueError`` for anything else."""
         try:
-            read = _mapped(values, _from_text)
+            read = mapped(values, from_text)
             settings = {name: _as_tuple(value) for name, value in read["settings"].items() if name not in _GONE}
             sizes = {name: Size(**settings[name]) for name in ("size", "size_in_bfloat16")}
             cycles = ({**cycle, "outcome": Outcome(cycle["outcome"])} for cycle in read["cycles"])
@@ -188,17 +188,17 @@ def option_names(method: type) -> tuple[str, ...]:
     return tuple(sorted(found | {flat for flat, (place, _) in PLACES.items() if place in found}))
 
 
-def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, dict):
-        return {name: _mapped(item, change) for name, item in value.items()}
-    return [_mapped(item, change) for item in value] if isinstance(value, list | tuple) else change(value)
+        return {name: mapped(item, change) for name, item in value.items()}
+    return [mapped(item, change) for item in value] if isinstance(value, list | tuple) else change(value)
 
 
-def _as_text(value: Any) -> Any:
+def as_text(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _from_text(value: Any) -> Any:
+def from_text(value: Any) -> Any:
     return float(value) if value in ("nan", "inf", "-inf") else value
 
 

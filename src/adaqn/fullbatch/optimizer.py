@@ -24,7 +24,7 @@ from adaqn.fullbatch.events import Counters, Iteration, WholeStats
 from adaqn.fullbatch.limited import LimitedMemory, own_names
 from adaqn.fullbatch.line import Objective
 from adaqn.fullbatch.method import WholeMethod
-from adaqn.fullbatch.minimization import NOT_FINITE, Limits, Minimization
+from adaqn.fullbatch.minimization import BUDGET, NOT_FINITE, Limits, Minimization
 from adaqn.optim.events import Notices, warn
 from adaqn.parameters.flat import check_one_device, trained
 from adaqn.parameters.loading import around_torchs_loading, entries_by_parameter
@@ -109,6 +109,7 @@ class WholeGradient(Optimizer):
         self._running = made
         try:
             self._reason = made.run(value, gradient)
+            c.idle = c.idle if self._reason == BUDGET else 0  # in a row
         except BaseException as error:
             self._reason = f"{type(error).__name__} was raised in it"
             raise
@@ -211,9 +212,10 @@ class WholeGradient(Optimizer):
             self.state[p].update(n_iter=c.n_iter, func_evals=c.func_evals + self._evaluations_under_way())
 
     def reset_history(self) -> None:
-        """Start a new history after the weights were changed from outside; H0 and the totals stay."""
+        """Start a new history where the weights were replaced, or the loss is another one; H0 and the totals stay."""
         if self._memory is not None:
             self._memory.restart()
+            self._memory.counters.noise = self._memory.counters.difference = 0.0
 
     def resampled(self) -> None:
         """Say that the closure has new data: a pair is of two gradients on the same sample.
@@ -289,9 +291,9 @@ class WholeGradient(Optimizer):
 
     def explain(self) -> Explanation:
         """What happened in the last iterations, in plain words, and what to change: ``print(opt.explain())``."""
-        from adaqn.explain.fullbatch import explain_whole
+        from adaqn.explain.fullbatch import explain_whole, whole_record_of
 
-        return explain_whole(self.stats, list(self._recent), type(self).__name__, self._method)
+        return explain_whole(whole_record_of(self))
 
     def state_size(self) -> int:
         """Bytes of history and work space of this process, known before the first step."""
