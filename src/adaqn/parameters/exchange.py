@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -60,7 +61,7 @@ def _by_slice(positions: Tensor, size: int, count: int) -> tuple[Tensor, list[in
 
 def _rows_last(part: Tensor) -> Tensor:
     """As a matrix with a row for each number of the last dimension."""
-    return part.reshape(-1, part.shape[-1]).t()
+    return part.reshape(math.prod(part.shape[:-1]), part.shape[-1]).t()
 
 
 def _all_to_all(processes: Group, rows: Tensor, leaving: list[int], arriving: list[int]) -> Tensor:

@@ -180,7 +180,7 @@ class Memory:
             self.fill_in(entry)
             for name in self.layout.plan:
                 entry.pop(name, None)
-            for name in entry.keys() - self.shared.keys():
+            for name in [name for name in entry if name not in self.shared]:
                 entry[name] = self.flat_of(name).saved(i, self._own_memory(entry[name]))
             entry.update({name: self._own_memory(t) for name, t in self.layout.saved(i, tensors).items()})
             entry.update(self.numbers(i))
@@ -191,9 +191,9 @@ class Memory:
             return tensor
         return tensor.clone(memory_format=torch.contiguous_format)
 
-    def _vector_names(self) -> set[str]:
-        """The buffers as long as the parameters."""
-        return self.buffers.keys() - self.layout.plan.keys()
+    def _vector_names(self) -> list[str]:
+        """The buffers as long as the parameters, in an order that all processes share: saving may be common work."""
+        return [name for name in self.buffers if name not in self.layout.plan]
 
     def fill_in(self, entry: dict[str, Any]) -> None:
         """Tensors that a saved state has and the buffers have not."""
