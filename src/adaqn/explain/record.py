@@ -103,9 +103,7 @@ class Record:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; numbers that are not finite as text, for JSON has none."""
-        plain: dict[str, Any] = mapped(
-            asdict(self), lambda value: value.value if isinstance(value, Outcome) else value
-        )
+        plain: dict[str, Any] = mapped(asdict(self), lambda value: value.value if isinstance(value, Outcome) else value)
         written: dict[str, Any] = mapped(plain, as_text)
         return written
 
