@@ -12,6 +12,7 @@ from adaqn.experiments.commands.explain import explain_run
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.folder import CONFIG, CYCLES, kept_cycles
+from adaqn.experiments.training.opening import open_run
 from adaqn.experiments.training.parallel import run_one
 from adaqn.experiments.training.run import Run
 from inside import recent
@@ -104,6 +105,40 @@ def test_the_family_is_explained_too(tmp_path, optimizer):
     run_one(replace(SMALL, optimizer=optimizer, lr=None, steps=20), tmp_path)
     assert explain_run(tmp_path)[0]["optimizer"] == optimizer
     assert "20 steps" in explain_run(tmp_path)[1].summary[0]
+
+
+WHOLE = RunConfig(task="pinn", problem="wave", layers=1, hidden=6, points=40, steps=40, optimizer="adaqn-lbfgs")
+
+
+@pytest.mark.parametrize("optimizer", ["adaqn-lbfgs", "adaqn-bfgs"])
+def test_whole_gradients_are_explained_too(tmp_path, optimizer):
+    run = open_run(replace(WHOLE, optimizer=optimizer), tmp_path)
+    run.begin()
+    result = run.train()
+    text = shown(tmp_path).output
+    assert text.startswith(f"{tmp_path}: finished\n{run.optimizer.explain()}\n")
+    assert "the last step ended because the evaluations of the run (--steps) are spent" in text
+    final, stats = result["final"], run.optimizer.stats
+    assert (final["iterations"], final["restarts"], final["nonfinite"]) == (stats.iterations, stats.restarts, 0)
+    assert final["reason"] == stats.reason
+    (tmp_path / CYCLES).write_text('{"recent": 3}', encoding="utf-8")
+    assert f"{tmp_path / CYCLES} is damaged" in refused(tmp_path)
+
+
+def test_a_run_of_whole_gradients_that_goes_on_knows_its_iterations(tmp_path):
+    def stop(progress):
+        if progress.step >= 15:
+            raise KeyboardInterrupt
+
+    first = open_run(WHOLE, tmp_path)
+    first.begin()
+    with pytest.raises(KeyboardInterrupt):
+        first.train(stop)
+    known = len(recent(first.optimizer))
+    assert known > 0
+    second = open_run(WHOLE, tmp_path)
+    second.resume()
+    assert recent(second.optimizer) == recent(first.optimizer)
 
 
 def test_what_is_no_run_of_the_family_is_one_clear_error(tmp_path):

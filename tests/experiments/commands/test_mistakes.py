@@ -1,7 +1,7 @@
 """What people do to a laboratory: damaged files, odd options."""
 
 import pytest
-from laboratory import refused
+from laboratory import command, refused
 
 from adaqn.experiments.commands.compare import parse_optimizers
 from adaqn.experiments.errors import UserError
@@ -9,6 +9,8 @@ from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.parallel import run_one
 
 SMALL = RunConfig(layers=1, hidden=12, limit=12_000, steps=20, batch_size=8, length=20, evaluations=13, lr=0.01)
+
+WHOLE = ["train", "--task", "fit", "--problem", "digits", "--optimizer", "adaqn-lbfgs"]
 
 
 @pytest.mark.parametrize(
@@ -37,6 +39,12 @@ def test_a_damaged_tuning_file_is_one_line(tmp_path, content):
         (["train", "--optimizer", "adam", "--option", "capturable=true", "--steps", "2"], "adam with"),
         (["compare", "--optimizers", "adam,adam"], "'adam' is given twice"),
         (["compare", "--workers", "0"], "workers must be at least 1"),
+        ([*WHOLE, "--schedule", "cosine"], "schedule is not for adaqn-lbfgs, whose step(closure) finds the length"),
+        ([*WHOLE, "--warm-up", "3"], "warm-up is not for adaqn-lbfgs"),
+        (["train", "--optimizer", "olbfgs", "--schedule", "cosine"], "olbfgs, whose step(closure) has one step size"),
+        (["compare", *WHOLE[1:3], "--optimizers", "soap,adaqn-bfgs", "--schedule", "cosine"], "not for adaqn-bfgs"),
+        (["tune", *WHOLE[1:3], "--optimizers", "adam-lbfgs", "--warm-up", "2"], "warm-up is not for adam-lbfgs"),
+        ([*WHOLE, "--clip", "1"], "clip is not for fit: a clipped gradient is not that of the loss"),
         (["tune", "--optimizers", "adagrad:0.5"], "give names alone"),
         (["tune", "--workers", "0"], "workers must be at least 1"),
         (["tune", "--data", "nosuch.txt"], "no text called 'nosuch.txt'"),
@@ -59,3 +67,9 @@ def test_the_seconds_between_checkpoints_must_be_a_number(tmp_path, monkeypatch)
     monkeypatch.setenv("ADAQN_CHECKPOINT_SECONDS", "soon")
     with pytest.raises(UserError, match="must be a number of seconds of at least 0, got 'soon'"):
         run_one(SMALL, tmp_path / "run")
+
+
+def test_what_is_refused_leaves_no_empty_bar_behind(tmp_path):
+    done = command(*WHOLE, "--option", "foo=1", "--out", tmp_path / "run")
+    assert "has no option foo" in str(done.exception)
+    assert done.output == ""

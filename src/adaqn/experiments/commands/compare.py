@@ -20,6 +20,7 @@ from adaqn.experiments.errors import UserError
 from adaqn.experiments.optimizers import entry
 from adaqn.experiments.results.report import write_report
 from adaqn.experiments.training.config import RunConfig
+from adaqn.experiments.training.options import check_schedule
 from adaqn.experiments.training.storage import json_text, write_json
 from adaqn.experiments.training.whole_settings import is_whole
 
@@ -39,7 +40,9 @@ def compare(
     """Several optimizers on one task, side by side: a table, figures and a report. Finished runs are reused."""
     if is_whole(base.task):
         base = replace(base, epochs=1.0, evaluations=1)  # the defaults here are for batches that change
-    comparison = one_panel(base, parse_optimizers(optimizers))
+    chosen = parse_optimizers(optimizers)
+    check_schedule(base, [name for name, _ in chosen])
+    comparison = one_panel(base, chosen)
     planned = plan(comparison, seeds)
     labels = [p.variant.optimizer + (f" seed {p.config.seed}" if seeds > 1 else "") for p in planned]
     with progress_bars(labels, quiet=as_json) as told:

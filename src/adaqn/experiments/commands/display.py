@@ -30,6 +30,16 @@ def loss_text(loss: float) -> str:
 
 
 @contextmanager
+def shown_from_the_first_word(bars: Progress) -> Iterator[Progress]:
+    """Bars that appear with ``start()``: what is refused before that leaves no empty bar behind."""
+    try:
+        yield bars
+    finally:
+        if bars.live.is_started:
+            bars.stop()
+
+
+@contextmanager
 def progress_bars(labels: Sequence[str], *, quiet: bool = False) -> Iterator[Callable[[int, RunProgress], None]]:
     """Yields a function to tell (which run, how far)."""
     console = Console(stderr=True, quiet=quiet)
@@ -40,10 +50,11 @@ def progress_bars(labels: Sequence[str], *, quiet: bool = False) -> Iterator[Cal
         TextColumn("loss {task.fields[loss]}"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, refresh_per_second=4) as bars:
+    with shown_from_the_first_word(Progress(*columns, console=console, refresh_per_second=4)) as bars:
         tasks = [bars.add_task(label, total=None, loss="  –  ") for label in labels]
 
         def told(index: int, progress: RunProgress) -> None:
+            bars.start()
             bars.update(tasks[index], completed=progress.step, total=progress.steps)
             if progress.loss is not None:
                 bars.update(tasks[index], loss=loss_text(progress.loss))
@@ -55,10 +66,12 @@ def progress_bars(labels: Sequence[str], *, quiet: bool = False) -> Iterator[Cal
 def count_bars(labels: Sequence[str], total: int, *, quiet: bool = False) -> Iterator[Callable[[dict[str, int]], None]]:
     """Yields a function to tell how many runs of each are finished."""
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True, quiet=quiet), refresh_per_second=4) as bars:
+    progress = Progress(*columns, console=Console(stderr=True, quiet=quiet), refresh_per_second=4)
+    with shown_from_the_first_word(progress) as bars:
         tasks = {label: bars.add_task(label, total=total) for label in labels}
 
         def told(counts: dict[str, int]) -> None:
+            bars.start()
             for label, count in counts.items():
                 bars.update(tasks[label], completed=count)
 
@@ -76,10 +89,12 @@ def figure_bar(total: int, *, quiet: bool = False) -> Iterator[Callable[[int, Ru
         TimeRemainingColumn(elapsed_when_finished=True),
     )
     done: dict[int, float] = {}
-    with Progress(*columns, console=Console(stderr=True, quiet=quiet), refresh_per_second=4) as bars:
+    progress = Progress(*columns, console=Console(stderr=True, quiet=quiet), refresh_per_second=4)
+    with shown_from_the_first_word(progress) as bars:
         bar = bars.add_task(f"{total} runs", total=float(total), said="")
 
         def told(index: int, progress: RunProgress) -> None:
+            bars.start()
             done[index] = progress.step / progress.steps
             bars.update(bar, completed=sum(done.values()))
             if progress.loss is not None:

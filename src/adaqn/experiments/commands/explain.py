@@ -12,10 +12,12 @@ from adaqn import QuasiNewton
 from adaqn.experiments.commands.options import AsJson
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.optimizers import TABLE, entry
-from adaqn.experiments.training.folder import CONFIG, CYCLES, RESULT, kept_cycles, stored_config
+from adaqn.experiments.training.folder import CONFIG, CYCLES, RESULT, kept_cycles, kept_iterations, stored_config
+from adaqn.experiments.training.options import is_ours_for_whole
 from adaqn.experiments.training.storage import json_text
 from adaqn.explain.explanation import Explanation
 from adaqn.explain.explanation import explain as explanation_of
+from adaqn.explain.fullbatch import explain_whole
 from adaqn.optim.removed import PLACES
 
 
@@ -29,7 +31,9 @@ def explain(
         print(json_text({**about, **found.as_dict()}, indent=2))
         return
     print(in_flat_names(f"{folder}: {about['state']}\n{found}"))
-    if not found.is_well:
+    if not found.is_well and is_ours_for_whole(about["optimizer"]):
+        print("(in the laboratory: --lr, --dtype, --resample, --option name=value for all else)")
+    elif not found.is_well:
         print("(in the laboratory: --lr, --monitor-size for the monitoring set, --option name=value for all else)")
 
 
@@ -63,11 +67,16 @@ def explain_run(folder: Path) -> tuple[dict[str, Any], Explanation]:
         )
     is_finished = (folder / RESULT).exists()
     state = "finished" if is_finished else "not finished, as of its last evaluation or checkpoint"
-    return {"folder": str(folder), "optimizer": name, "state": state}, explanation_of(kept_cycles(folder))
+    about = {"folder": str(folder), "optimizer": name, "state": state}
+    if is_ours_for_whole(name):
+        return about, explain_whole(kept_iterations(folder))
+    return about, explanation_of(kept_cycles(folder))
 
 
 def has_cycles(name: str) -> bool:
-    """Is that optimizer of the family?"""
+    """Is that optimizer of the family, or one of ours for whole gradients?"""
     chosen = entry(name)
+    if is_ours_for_whole(name):
+        return True
     kind = chosen.kind or chosen.make
     return isinstance(kind, type) and issubclass(kind, QuasiNewton)

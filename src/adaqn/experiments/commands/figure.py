@@ -148,7 +148,7 @@ def pinn_figure(
     with figure_bar(len(planned), quiet=as_json) as told:
         curves = panels.run_planned(planned, out, workers, data_dir, told)
     over = f"mean and range of {seeds} seeds" if seeds > 1 else "one seed"
-    files = draw_pinn(spec, curves, out / spec.name, f"{over}; maps of the smallest error")
+    files = draw_pinn(spec, curves, out / spec.name, f"{over}; maps: the run with the smallest error")
     rows = summary_rows(curves)
     write_json((out / spec.name).with_suffix(".json"), rows)
     page = write_report(out)

@@ -15,7 +15,7 @@ from adaqn.experiments.errors import UserError
 from adaqn.experiments.optimizers import TABLE
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.folder import CONFIG, folder_name, stored_config
-from adaqn.experiments.training.options import parse_options, resolved
+from adaqn.experiments.training.options import check_schedule, parse_options, resolved
 from adaqn.experiments.training.parallel import run_one
 from adaqn.experiments.training.storage import json_text
 from adaqn.experiments.training.team import restarts, team
@@ -47,6 +47,8 @@ def train(
         given = stored
     elif (folder / CONFIG).exists():
         raise UserError(f"{folder} already holds a run: --resume continues it, or choose another folder with --out")
+    else:
+        check_schedule(given, [optimizer])
     with (
         team(given.device) as processes,
         progress_bars([given.optimizer], quiet=as_json or not processes.writes) as told,

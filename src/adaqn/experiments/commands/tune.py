@@ -15,6 +15,7 @@ from adaqn.experiments.commands.options import AsJson, DataDir, run_options
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.search import tune as tuning
 from adaqn.experiments.training.config import RunConfig
+from adaqn.experiments.training.options import check_schedule
 from adaqn.experiments.training.storage import json_text, write_json
 
 
@@ -41,6 +42,7 @@ def tune(
     names = [optimizer for optimizer, lr in parse_optimizers(optimizers) if lr is None]
     if len(names) < len(optimizers.split(",")):
         raise UserError(f"the search chooses the step sizes: give names alone, not {optimizers!r}")
+    check_schedule(base, names)
     if not as_json:
         print(f"{budget} runs for each of {', '.join(names)}: {budget * len(names)} in all, {workers} at a time")
     with count_bars(names, budget, quiet=as_json) as told:

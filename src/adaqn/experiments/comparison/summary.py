@@ -36,7 +36,7 @@ def spread(values: Sequence[float | None]) -> dict[str, float]:
 
 def verdicts(finals: Sequence[dict[str, Any]]) -> dict[str, int] | None:
     """How many cycles ended how, over all seeds; ``None`` for methods without cycles."""
-    if "stored" not in finals[0]:
+    if not all(name in final for final in finals for name in VERDICTS):
         return None
     return {name: sum(final[name] for final in finals) for name in VERDICTS}
 

@@ -63,7 +63,7 @@ def _draw_maps(figure: Any, problem: str, best: Finished) -> None:
     for axes, values, title in ((left, exact, "solution"), (middle, found, f"network of {label}")):
         _map(axes, solution, values, title, problem, cmap="RdBu_r", vmin=-largest, vmax=largest)
     error = f"{best.result['final']['test_error']:.1e}"
-    _map(right, solution, np.abs(found - exact), f"absolute error of that network; relative {error}", problem)
+    _map(right, solution, np.abs(found - exact), f"absolute error of that network; relative {error}", problem, vmin=0.0)
 
 
 def _map(axes: Axes, solution: Solution, values: Any, title: str, problem: str, **options: Any) -> None:

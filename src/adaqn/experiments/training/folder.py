@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from filelock import FileLock, Timeout
 
@@ -20,12 +20,15 @@ from adaqn.experiments.problems.catalogue import make_task
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.options import resolved
 from adaqn.experiments.training.storage import read_json, read_lines, write_json
+from adaqn.explain.fullbatch import WholeRecord, whole_record_of
 from adaqn.explain.record import Record, record_of
+from adaqn.fullbatch.optimizer import WholeGradient
 
 CONFIG, METRICS, CHECKPOINT, RESULT = "config.json", "metrics.jsonl", "checkpoint.pt", "result.json"
 CYCLES = "cycles.json"
 """The last cycles, of which an explanation is made."""
 LOCK = "run.lock"
+T = TypeVar("T")
 RESULT_ENTRIES = {"config", "steps", "seconds", "unit", "data_sha256", "final", "best"}
 METRIC_ENTRIES = {"step", "epoch", "seconds", "valid_loss", "test_loss"}
 
@@ -117,23 +120,40 @@ def claimed(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def keep_cycles(folder: Path, optimizer: QuasiNewton) -> None:
-    write_json(folder / CYCLES, record_of(optimizer).to_json())
+def keep_cycles(folder: Path, optimizer: Any) -> None:
+    """Of an optimizer that can explain itself; nothing for others."""
+    if isinstance(optimizer, QuasiNewton):
+        write_json(folder / CYCLES, record_of(optimizer).to_json())
+    elif isinstance(optimizer, WholeGradient):
+        write_json(folder / CYCLES, whole_record_of(optimizer).to_json())
 
 
 def kept_cycles(folder: Path) -> Record:
+    return _kept(folder, Record.from_json)
+
+
+def kept_iterations(folder: Path) -> WholeRecord:
+    """The same of an optimizer for whole gradients."""
+    return _kept(folder, WholeRecord.from_json)
+
+
+def _kept(folder: Path, read: Callable[[Any], T]) -> T:
     try:
-        return Record.from_json(read_json(folder / CYCLES))
+        return read(read_json(folder / CYCLES))
     except ValueError as error:
         raise UserError(
             f"{folder / CYCLES} is damaged, or of another version: {error}; it was left in place"
         ) from error
 
 
-def recall_cycles(folder: Path, optimizer: QuasiNewton) -> None:
+def recall_cycles(folder: Path, optimizer: Any) -> None:
     """Those up to the checkpoint that was loaded; the file may know of later ones, which will be made again."""
     try:
-        known = kept_cycles(folder).cycles
+        if isinstance(optimizer, QuasiNewton):
+            cycles = kept_cycles(folder).cycles
+            optimizer._recent.extend(cycle for cycle in cycles if cycle.cycle <= optimizer.stats.cycles)
+        elif isinstance(optimizer, WholeGradient):
+            recent = kept_iterations(folder).recent
+            optimizer._recent.extend(event for event in recent if event.step <= optimizer.stats.iterations)
     except UserError:
         return  # an explanation is no reason not to go on
-    optimizer._recent.extend(cycle for cycle in known if cycle.cycle <= optimizer.stats.cycles)

@@ -126,15 +126,36 @@ def _check_task(name: str, chosen: Entry, task: Task) -> None:
             raise UserError(f"kfac needs layers that are called once: {task.config.problem} has other ones")
         if chosen.blocking and task.config.resample:
             raise UserError(f"{name} minimises one function in one call: leave out --resample")
-        if _takes_samples(chosen) and task.config.resample == 1:
+        if is_ours_for_whole(name) and task.config.resample == 1:
             raise UserError(f"{name} compares losses of one sample: --resample must be at least 2")
     elif chosen.whole:
         raise UserError(f"{name} needs the whole batch at every step: it is for --task {' or '.join(PROBLEMS)}")
 
 
-def _takes_samples(chosen: Entry) -> bool:
+def check_schedule(config: RunConfig, optimizers: Sequence[str]) -> None:
+    """Where a user asks for a schedule; studies give one to all methods of a cell, and some have no use for it."""
+    asked = {"schedule": config.schedule != "constant", "warm-up": config.warm_up > 0}
+    for name in optimizers:
+        for option in (option for option, given in asked.items() if given and not follows_schedule(name)):
+            raise UserError(
+                f"{option} is not for {name}, whose step(closure) {_why_no_schedule(name)}: leave out --{option}"
+            )
+
+
+def _why_no_schedule(name: str) -> str:
+    searches = entry(name).whole or entry(name).step == "outputs"
+    return "finds the length of a step itself" if searches else "has one step size throughout the run"
+
+
+def follows_schedule(name: str) -> bool:
+    """Is its step size set before every step?"""
+    return entry(name).step == "plain"
+
+
+def is_ours_for_whole(name: str) -> bool:
     """Is it one of ours for whole gradients, which want to be told of a new sample?"""
-    return isinstance(chosen.kind, str) and chosen.kind.startswith("adaqn.")
+    kind = entry(name).kind
+    return isinstance(kind, str) and kind.startswith("adaqn.")
 
 
 def _check(name: str, chosen: Entry, options: dict[str, Any]) -> None:
@@ -185,6 +206,8 @@ def command(config: RunConfig, seeds: Sequence[int]) -> str:
     usual = RunConfig(config.task, config.problem, config.data, model=config.model).complete()
     for name in (f.name for f in fields(RunConfig) if f.name not in NAMED):
         value = getattr(config, name)
+        if name in ("schedule", "warm_up") and not follows_schedule(config.optimizer):
+            continue  # it changes nothing
         if value is not None and value != getattr(usual, name):
             words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
     if len(seeds) == 1:

@@ -52,6 +52,8 @@ def run_one(
                 run.resume()
             elif team.writes:
                 run.begin()
+            if listener is not None:
+                listener(Progress(run.step, run.total, None))  # from here on it is at work
             run.train(listener)
         team.wait()
         done = finished(folder)

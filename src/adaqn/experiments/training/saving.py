@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import adaqn
-from adaqn import QuasiNewton
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.optimizers import known_classes
 from adaqn.experiments.training.folder import CHECKPOINT, CONFIG, METRICS, keep_cycles, recall_cycles
@@ -96,8 +95,7 @@ def resume(run: Run) -> None:
             setattr(run, name, state[name])
         run.load_more(state)
         torch.set_rng_state(state["random"])
-        if isinstance(run.optimizer, QuasiNewton):
-            recall_cycles(run.folder, run.optimizer)
+        recall_cycles(run.folder, run.optimizer)
     run.metrics = read_lines(run.folder / METRICS)[: state["measured"]]
     if len(run.metrics) < state["measured"]:
         raise UserError(
@@ -123,7 +121,7 @@ def measured(run: Run, record: dict[str, Any]) -> None:
 
 
 def _keep(run: Run) -> None:
-    if run.folder is not None and isinstance(run.optimizer, QuasiNewton):
+    if run.folder is not None:
         keep_cycles(run.folder, run.optimizer)
 
 

@@ -6,7 +6,7 @@ import statistics
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,9 @@ RESAMPLED_MEASUREMENTS = 25
 """The same where each costs an evaluation of four times as many points."""
 NOISE_SAMPLES = 20
 """Of which the noise at the end of a resampled run is measured."""
+SPENT = "the evaluations of the run (--steps) are spent"
+AT_THE_END = ("reason", "iterations", "restarts", "nonfinite")
+"""What the result says of an optimizer that can explain itself."""
 UNSEEN = 2**31 + 1
 """The number of the first of them."""
 
@@ -82,8 +85,11 @@ class WholeRun(Run):
         before = self.evaluator.count
         self._take_sample()
         self.set_step_size()
-        with self._timed(), suppress(SpentError):
-            self._take_step()
+        with self._timed():
+            try:
+                self._take_step()
+            except SpentError:
+                self._say_spent()
         if self.evaluator.count == before:
             self._stop()
         return stops
@@ -100,6 +106,11 @@ class WholeRun(Run):
             products = self._products()
             self.optimizer.step(self.evaluator.graph)  # type: ignore[arg-type]
             self.evaluator.charge(self._products() - products)
+
+    def _say_spent(self) -> None:
+        """The optimizer only knows that there was an error."""
+        if isinstance(self.optimizer, WholeGradient):
+            self.optimizer._reason = SPENT
 
     def _end_with_sample(self) -> None:
         """Our own methods: a step ends where its sample does, so that the next one begins with the new one."""
@@ -192,6 +203,9 @@ class WholeRun(Run):
 
     def result(self) -> dict[str, Any]:
         found = super().result()
+        if isinstance(self.optimizer, WholeGradient):
+            stats = self.optimizer.stats
+            found["final"] = {**found["final"], **{name: getattr(stats, name) for name in AT_THE_END}}
         if self.config.resample:
             found["noise"] = self.noise()
         return found if self.stopped_at is None else {**found, "stopped_at": self.stopped_at}

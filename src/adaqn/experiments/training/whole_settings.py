@@ -28,6 +28,14 @@ SIZES: dict[tuple[str, str], dict[str, Any]] = {
 }
 """(problem, data) → what it is by default, if not the network of the others."""
 
+REFUSED: dict[str, tuple[Any, str]] = {
+    "batch_size": (None, "every gradient is of the whole batch, and --steps counts evaluations"),
+    "clip": (None, "a clipped gradient is not that of the loss, which line searches and curvature pairs need"),
+    "average": (None, "what is measured are the weights of the lowest loss so far"),
+    "epochs": (1.0, "every gradient is of the whole batch, and --steps counts evaluations"),
+}
+"""Name → (what it is if not given, why it cannot be)."""
+
 
 def is_whole(task: str) -> bool:
     """Is a step of that task an evaluation of the loss of all examples, and its gradient?"""
@@ -65,9 +73,6 @@ def check(config: RunConfig) -> None:
         raise UserError(f"limit is for images and texts: {config.problem} has --points")
     if config.model != "tanh" and config.problem != "digits":
         raise UserError(f"the network of {config.problem} has tanh, not {config.model!r}")
-    for name, usual in (("batch_size", None), ("clip", None), ("average", None), ("epochs", 1.0)):
+    for name, (usual, reason) in REFUSED.items():
         if getattr(config, name) != usual:
-            raise UserError(
-                f"{name.replace('_', '-')} is not for {config.task}: every gradient is of the whole batch, and --steps "
-                "counts evaluations"
-            )
+            raise UserError(f"{name.replace('_', '-')} is not for {config.task}: {reason}")
