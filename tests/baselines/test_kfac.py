@@ -572,7 +572,7 @@ def test_a_state_that_does_not_fit_is_refused_whole():
     [
         ({"lr": -1.0}, "lr must be a finite number of at least 0, got -1.0"),
         ({"lr": "fast"}, "lr must be a number"),
-        ({"lr": torch.ones(2)}, r"tensor of shape \(2,\)"),
+        ({"lr": torch.ones(2)}, r"one of shape \(2,\)"),
         ({"damping": 0.0}, "damping must be greater than 0"),
         ({"damping": float("nan")}, "damping must be a finite number"),
         ({"momentum": 1.0}, "momentum must be less than 1"),

@@ -34,7 +34,7 @@ def together(scaling, shapes, dtype=torch.float64):
     flat = FlatParameters(
         [torch.zeros(shape, dtype=dtype) for shape in shapes], processes_for(None, torch.device("cpu"))
     )
-    plan = tensor_layout(scaling, flat)
+    plan = tensor_layout(scaling, flat.shapes)
     buffers = {name: tensor_buffer(of, flat) for name, of in plan.items()}
     entries = tensors_by_parameter(buffers, plan, len(shapes))
     kept = [{name.removeprefix("scaling_"): t for name, t in entry.items()} for entry in entries]

@@ -24,7 +24,7 @@ CASES = {
     "adam groups": {"scaling": "adam", "maximize": True},
     "poisoned": {"scaling": "adam"},
     "poisoned, no search": {"scaling": "adam", "line_search_fn": None, "lr": 0.3},
-    "rising": {"scaling": "adam", "line_search_fn": "strong_wolfe"},
+    "rising": {"scaling": "adam", "line_search_fn": "strong_wolfe", "noise": 0.0},
     "budget": {"max_eval": 7},
     "tolerances": {"scaling": "adam", "max_iter": 60, "tolerance_change": 1e-6, "tolerance_grad": 1e-3},
     "flat": {"max_iter": 60},

@@ -137,10 +137,10 @@ class Watch:
         told = on_host(summary)[0].tolist() if several else [0.0] * len(summary)
         about = (*told, watches, rotates, self._remembers_anchor())
         rows = state.flat.processes.agreed("the monitor", error, *about, *state.flat.fingerprints(candidate))
-        squares, *counted, watching, rotating, remembering, w, w_norm, g, g_norm = zip(*rows, strict=True)
+        squares, _, _, watching, rotating, remembering, w, w_norm, g, g_norm = zip(*rows, strict=True)
         is_number = all(map(math.isfinite, squares)) if several else None  # D13
         if several:
-            state.learn(torch.tensor([squares[0], *(values[0] for values in counted)]))
+            state.learn(torch.tensor(told))  # its own: another process may have been asked before
         if is_number:
             check_same(w, w_norm)
             check_same(g, g_norm)
