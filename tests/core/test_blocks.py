@@ -177,8 +177,8 @@ def test_parts_of_a_matrix_are_refreshed_when_the_whole_one_is():
     lower = Kronecker(refresh=3, block_size=4)
     kept = [{k: torch.zeros(s, dtype=torch.float64) for k, s in lower.tensor_shapes((4, 4)).items()}]
     vectors = {"square_avg": torch.zeros(16, dtype=torch.float64)}
-    lower.build(vectors, [(4, 4)], kept, places=[Place(0, row=4)], wholes=[(8, 4), (4, 4)])
-    lower._turning.keep(0, keep=True)  # as blocks of a cut matrix do
+    of_whole = [lower.blocks(shape) for shape in ((8, 4), (4, 4))]
+    lower.build(vectors, [(4, 4)], kept, places=[Place(0, row=4)], blocks=of_whole)
     for g in gradients(14, 48):
         whole.update(g)
         lower.update(g[16:32].clone())

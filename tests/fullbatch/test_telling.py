@@ -200,7 +200,7 @@ def test_one_evaluation_moves_weights_where_nothing_is_searched_for():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_what_is_in_use_is_not_advised(search, dtype):
     problem = valley(dtype=dtype)
-    opt = plain(problem.parameters(), max_iter=4, max_eval=200, line_search_fn=search)
+    opt = plain(problem.parameters(), max_iter=4, max_eval=200, line_search_fn=search, noise=0.0)
     problem.run(opt, 1)
     opt.step(uphill(problem, opt))
     said = {finding.name: finding.change for finding in opt.explain().findings}
