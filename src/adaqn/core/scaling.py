@@ -99,7 +99,8 @@ class Scaling:
         """The gradient of this step; what is known of parameters without one stays as it is.
 
         ``ok`` is a number on the device: where it is 0, for a gradient that is not finite, and g zero in its place,
-        no tensor of this scaling changes. The host does not know, and its numbers count that gradient, too.
+        no tensor of this scaling changes, but for bases that are due at this step. The host does not know, and its
+        numbers count that gradient, too.
         """
         ours, for_some = _writers(type(self))  # type: ignore[arg-type]
         copied = ok is not None and not ours
