@@ -60,7 +60,7 @@ def deal(costs: Sequence[float], count: int) -> list[int]:
     """To which of ``count`` processes each goes: the largest first, to whoever has least.
 
     >>> deal([1.0, 5.0, 2.0, 3.0], 2)
-    [1, 0, 1, 1]
+    [0, 0, 1, 1]
     """
     loads = [(0.0, rank) for rank in range(count)]
     owners = [0] * len(costs)
