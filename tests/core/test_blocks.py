@@ -100,7 +100,7 @@ def test_h0_is_the_block_diagonal_matrix(shapes, size, steps, data):
 
 @pytest.mark.parametrize("kind", [Kronecker, KroneckerSecant])
 def test_a_block_is_what_it_would_be_as_a_matrix_of_its_own(kind):
-    """But for V at the first basis, which blocks of one matrix carry along; with refresh=1 all bases come at once."""
+    """But for V at the first basis, which blocks of one matrix carry along."""
     cut, whole = apart(kind(refresh=1, block_size=3), [(6, 4)]), apart(kind(refresh=1), [(3, 2)] * 4)
     parts = [(slice(*b.rows), slice(*b.columns)) for b in blocks_of((6, 4), 3)]
     for i in range(4):

@@ -14,21 +14,19 @@ from adaqn.core.blocks import Block
 
 K = TypeVar("K")
 
-LONGEST = 20
-"""Steps over which the first bases come at most. An eigendecomposition takes about twice as long as a refreshment, so
-twice as many steps as there are between two of these do."""
-
 Key = tuple[int, int, int]
 """A block: its parameter, its first row and its first column."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The age at which the bases of a block come, and of each (block, side) at which step out of ``refresh`` they are
-    refreshed.
+    """Which blocks have bases, and of each (block, side) at which step out of ``refresh`` it is refreshed.
+
+    First bases all come at once. Spread over the first steps as well, they left some layers without one while others
+    moved on: a five-layer RNN never recovered from that (``experiments/LOG.md``).
     """
 
-    firsts: dict[Key, int]
+    known: set[Key]
     slots: dict[tuple[Key, int], int]
 
     @staticmethod
@@ -38,11 +36,10 @@ class Schedule:
         for key, block in blocks:
             if max(block.shape) > 1:
                 by_refresh.setdefault(refresh_of(block.shape), []).append((key, block.shape))
-        found = Schedule({}, {})
+        found = Schedule(set(), {})
         for refresh, members in by_refresh.items():
-            steps = min(2 * refresh, len(members), LONGEST) if refresh > 1 else 1
             members.sort(key=lambda member: (-max(member[1]), member[1], member[0]))
-            found.firsts.update(spread([(key, p**3 + q**3) for key, (p, q) in members], steps))
+            found.known.update(key for key, _ in members)
             units = [((key, side), n) for side in (0, 1) for key, shape in members if (n := shape[side]) > 1]
             units.sort(key=lambda unit: -unit[1])  # neighbours stay neighbours
             found.slots.update(spread([(unit, n**3) for unit, n in units], refresh))

@@ -60,14 +60,14 @@ class Turning:
         restarted = [i for i in present if self._starts_anew(i, seen[i])]
         for stack in stacks.stacks:
             ages = [seen[member.parameter] - 1 for member in stack.members]  # SOAP counts from the second gradient
-            firsts = [self.schedule.firsts.get(self._key(member), -2) for member in stack.members]
             if max(ages) < 0:
                 continue
-            self._first(stack, moments, [a == f for a, f in zip(ages, firsts, strict=True)])
+            known = [self._key(member) in self.schedule.known for member in stack.members]
+            self._first(stack, moments, [age == 0 and has for age, has in zip(ages, known, strict=True)])
             refresh = self._refresh_of(stack.members[0].block.shape)
             for side in (0, 1):
                 slots = [self.schedule.slots.get((self._key(member), side), -1) for member in stack.members]
-                due = [a > f and a % refresh == s for a, f, s in zip(ages, firsts, slots, strict=True)]
+                due = [age > 0 and age % refresh == slot for age, slot in zip(ages, slots, strict=True)]
                 _next(stack, side, moments, due)
         return restarted
 
@@ -77,7 +77,7 @@ class Turning:
 
     def _starts_anew(self, parameter: int, seen: int) -> bool:
         key = self._single.get(self._places[parameter].parameter)
-        return key is not None and parameter not in self._kept and seen - 1 == self.schedule.firsts.get(key)
+        return key is not None and parameter not in self._kept and seen == 1 and key in self.schedule.known
 
     def _first(self, stack: Stack, moments: Sequence[Tensor], due: Sequence[bool]) -> None:
         for part in _runs(due):
@@ -90,7 +90,7 @@ class Turning:
                 alone = self._places[member.parameter].parameter in self._single
                 if alone and member.parameter not in self._kept:  # they were of the identity's coordinates
                     torch._foreach_zero_(parts)
-                else:  # blocks of one parameter come at different steps, and have one age
+                else:  # what is known goes along; blocks of one parameter have one age
                     torch._foreach_copy_(parts, [carried(V, *member.bases) for V in parts])
 
 
