@@ -74,11 +74,11 @@ class Operations(TorchDispatchMode):
 def built(params: list[Tensor], scaling: Kronecker) -> Kronecker:
     """A scaling with the memory that an optimizer would give it."""
     flat = FlatParameters(params, processes_for(None, params[0].device))
-    plan = tensor_layout(scaling, flat)
+    plan = tensor_layout(scaling, flat.shapes)
     buffers = {name: tensor_buffer(shapes, flat) for name, shapes in plan.items()}
     entries = tensors_by_parameter(buffers, plan, len(params))
     kept = [{name.removeprefix("scaling_"): tensor for name, tensor in entry.items()} for entry in entries]
-    scaling.build({"square_avg": flat.new()}, flat.shapes, kept)
+    scaling.build({name: flat.new() for name in scaling.vector_names}, flat.shapes, kept)
     return scaling
 
 
