@@ -123,7 +123,8 @@ def sorted_along(matrices: Tensor, order: Tensor, dim: int) -> Tensor:
 
 def orthonormal(matrices: Tensor) -> Tensor:
     """Q of a QR decomposition; R is not made."""
-    return torch.linalg.householder_product(*torch.geqrf(matrices))
+    Q: Tensor = torch.linalg.householder_product(*torch.geqrf(matrices))
+    return Q
 
 
 def carried(V: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:

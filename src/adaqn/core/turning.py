@@ -150,7 +150,7 @@ def _next(sides: Sequence[Sides], moments: Sequence[Tensor]) -> None:
     else:
         Q, order = next_basis(torch.cat(averages), torch.cat(bases))
     counts = [len(basis) for basis in bases]
-    for one, basis, new, places in zip(sides, bases, Q.split(counts), order.split(counts), strict=True):
+    for one, basis, new, places in zip(sides, bases, torch.split(Q, counts), torch.split(order, counts), strict=True):
         basis.copy_(new)
         one.sort(moments, places)
 

@@ -76,8 +76,7 @@ def accept(state: State, verdict: Verdict, outcome: Outcome, candidate: Tensor) 
     c.started = 1
     c.step_multiplier = min(1.0, c.step_multiplier * STEP_RECOVERY)  # D11
     c.skips_in_row = c.skips_in_row + 1 if outcome is Outcome.SKIPPED else 0
-    if state.accepted is not None:
-        state.accepted.copy_(candidate)
+    state.show_accepted(candidate)
     if outcome is Outcome.SKIPPED and c.skips_in_row != state.method.anchor_patience:
         return False
     state.anchor.copy_(candidate)
@@ -94,7 +93,7 @@ def return_to_anchor(state: State, verdict: Verdict) -> None:
     if state.method.reset_momentum and state.momentum is not None:
         state.momentum.reset()  # it points to where it went wrong
     state.set_weights(state.anchor)
-    if state.accepted is not None:
+    if state.accepted is not None and not state.method.averaging:
         state.accepted.copy_(state.anchor)
     state.counters.skips_in_row = state.counters.nonfinite_in_row = 0
 

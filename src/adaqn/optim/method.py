@@ -60,6 +60,8 @@ class Method:
     """Multiply the step size by τ/(τ + steps), with this τ."""
     guarded: bool = False
     """Look at every direction before stepping along it; one that is not finite empties the memory instead."""
+    averaging: float = 0.0
+    """c of the growing average (D33); 0 keeps the last accepted one alone."""
     anchor_patience: int = 20
     reset_momentum: bool = True
     """On rejection; below the same for H0."""
@@ -83,6 +85,7 @@ class Method:
         ):
             whole(name, value, 0)
         at_least_zero("eps of the curvature test", self.curvature_eps)
+        at_least_zero("averaging", self.averaging)
         if self.decay_steps is not None:
             positive_number("decay_steps", self.decay_steps)
         check_process_group(self.process_group)

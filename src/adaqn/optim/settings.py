@@ -114,6 +114,7 @@ class Preset:
     scaling: ScalingName | Scaling = "adagrad"
     momentum: float = 0.0
     nesterov: bool = False
+    averaging: float = 0.0
     cycle_length: int | Literal["auto"] | tuple[int, int] = 5
     pairs: PairOptions = PairOptions(
         memory_size=10,
@@ -136,6 +137,7 @@ MODERN = Preset(
     scaling="adam",
     momentum=0.9,
     nesterov=True,
+    averaging=8.0,
     pairs=replace(PAPER.pairs, memory_size=3, fisher_size=50, damping=0.5, test="scale_free"),
     reject=replace(PAPER.reject, test="paired", window=10),
 )

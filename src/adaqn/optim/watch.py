@@ -107,18 +107,29 @@ class Watch:
     @contextmanager
     def placed(self, state: State, vector: Tensor) -> Iterator[None]:
         """Other weights within the block, and no whole copies of them that FSDP2 keeps after it."""
-        model = getattr(self.monitor, "model", None)
-        if isinstance(state.flat, FlatShards) and model is None:
-            raise RuntimeError(
-                "FSDP2 keeps whole copies of the weights after an evaluation, and to have them dropped the optimizer "
-                "must know the model: use adaqn.Monitor, or give your monitor an attribute `model`"
-            )
+        model = self._model(state)
         reshard(model)
         try:
             with state.flat.swapped(vector, backup=state.scratch.weights):
                 yield
         finally:
             reshard(model)
+
+    def place(self, state: State, vector: Tensor) -> None:
+        """Other weights, to stay."""
+        model = self._model(state)
+        state.flat.scatter(vector)
+        reshard(model)
+
+    def _model(self, state: State) -> Any:
+        """Of which FSDP2 may keep whole copies."""
+        model = getattr(self.monitor, "model", None)
+        if isinstance(state.flat, FlatShards) and model is None:
+            raise RuntimeError(
+                "FSDP2 keeps whole copies of the weights after an evaluation, and to have them dropped the optimizer "
+                "must know the model: use adaqn.Monitor, or give your monitor an attribute `model`"
+            )
+        return model
 
     def take_turn_of(self, state: State) -> None:
         """A rotating monitor goes on where the state's was."""
