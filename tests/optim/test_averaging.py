@@ -129,7 +129,7 @@ def test_reset_history_restarts_it():
     torch.testing.assert_close(at_average(model, opt), first, rtol=1e-12, atol=1e-14)
 
 
-# ---------------------------------------------------------------------- eval() and train()
+# The modes
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

@@ -137,6 +137,7 @@ class AdaQN(QuasiNewton):
             curvature_eps=given(p.pairs.eps),
             scaling=h0,
             curvature=make_curvature(p.pairs),
+            scale=given(p.pairs.scale),
             curvature_test=make_curvature_test(p.pairs.test),
             direction=make_direction(p.pairs.direction),
             nesterov=p.nesterov,

@@ -122,10 +122,10 @@ class QuasiNewton(Optimizer):
         descend(state, sizes, present, s_dot_g, ok)  # l. 5
         state.add_to_average(ok)  # l. 7
         if state.tally.steps >= state.cycle_length:  # l. 8; D1
-            self._finish_cycle(state)
+            self._finish_cycle(state, sizes)
         return loss
 
-    def _finish_cycle(self, state: State) -> None:
+    def _finish_cycle(self, state: State, sizes: StepSizes) -> None:
         """Judge the average of the cycle, and learn a curvature pair from it (l. 9 to 26)."""
         method, c, products, outcome = self._method, state.counters, NO_PAIR, Outcome.STARTED
         candidate = state.candidate()  # l. 9
@@ -137,10 +137,10 @@ class QuasiNewton(Optimizer):
         # l. 12; the first cycle has no loss before it
         judge = method.judge.lost if lost else partial(method.judge.verdict, losses)
         verdict = judge(c, len(state.pairs))
-        if not verdict.rejected and (c.started or method.pair_every_step):  # l. 11
+        if not verdict.rejected and (c.started or method.pair_every_step) and state.curvature.is_ready:  # l. 11
             s = torch.sub(candidate, state.anchor, out=state.scratch.s)  # l. 17
             y = curvature_along(state, s, candidate)  # l. 18
-            outcome, products = offer(state, s, y)  # l. 19, 20; the other read
+            outcome, products = offer(state, s, y, sizes)  # l. 19, 20; the other read
             if method.pair_every_step and not math.isfinite(products.yy or 0.0):  # no finite gradient after the step
                 verdict = method.judge.rejection("not finite", c, len(state.pairs))
         if verdict.rejected:
@@ -148,6 +148,7 @@ class QuasiNewton(Optimizer):
             return_to_anchor(state, verdict)  # l. 13 to 15
         elif accept(state, verdict, outcome, candidate):  # l. 21, 24
             self._watch.anchor_losses = losses.new
+            state.curvature.anchor_moved()
         state.begin_cycle()  # l. 10
         adapt_cycle_length(state, outcome, products.cosine, self.param_groups[0].get("momentum", 0.0))
         c.count(outcome)  # l. 26
