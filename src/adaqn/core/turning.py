@@ -68,7 +68,7 @@ class Turning:
                 continue
             known = [self._key(member) in self.schedule.known for member in stack.members]
             self._first(stack, moments, [age == 0 and has for age, has in zip(ages, known, strict=True)])
-            refresh = self._refresh_of(stack.members[0].block.shape)
+            refresh = self._refresh_of(stack.members[0].block.sides)
             for side in (0, 1):
                 slots = [self.schedule.slots.get((self._key(member), side), -1) for member in stack.members]
                 due = [age > 0 and age % refresh == slot for age, slot in zip(ages, slots, strict=True)]

@@ -346,6 +346,11 @@ class QuasiNewton(Optimizer):
         """H0, with what it has learnt."""
         return self._state.scaling if self._state is not None else self._method.scaling
 
+    @property
+    def averaging(self) -> float:
+        """c of the growing average; 0 shows the last accepted cycle alone."""
+        return self._method.averaging
+
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """The average of accepted cycles in place of the weights, for evaluation; see ``averaging``.
