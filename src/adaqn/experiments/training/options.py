@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 import adaqn
-from adaqn import AdaQN, EmpiricalFisher, Monitor, MonitoredGradient, PRESETS, QuasiNewton
+from adaqn import PRESETS, AdaQN, EmpiricalFisher, Monitor, MonitoredGradient, QuasiNewton
 from adaqn.core.scaling_names import SCALINGS
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.optimizers import TABLE, CurvatureBatches, Entry, entry
