@@ -63,6 +63,8 @@ class Method:
     """Multiply the step size by τ/(τ + steps), with this τ."""
     guarded: bool = False
     """Look at every direction before stepping along it; one that is not finite empties the memory instead."""
+    warm_up: int = 0
+    """The first so many steps rise to the step size."""
     averaging: float = 0.0
     """c of the growing average (D33); 0 keeps the last accepted one alone."""
     anchor_patience: int = 20
@@ -85,6 +87,7 @@ class Method:
             ("window", self.judge.window),
             ("patience", self.judge.patience),
             ("anchor_patience", self.anchor_patience),
+            ("warm_up", self.warm_up),
         ):
             whole(name, value, 0)
         at_least_zero("eps of the curvature test", self.curvature_eps)

@@ -119,6 +119,7 @@ class Preset:
     scaling: ScalingName | Scaling = "adagrad"
     momentum: float = 0.0
     nesterov: bool = False
+    warm_up: int = 0
     averaging: float = 0.0
     cycle_length: int | Literal["auto"] | tuple[int, int] = 5
     pairs: PairOptions = PairOptions(

@@ -111,8 +111,14 @@ class State(Memory):
 
     @property
     def step_multiplier(self) -> float:
-        """Of all step sizes: by rejections, and by the decay of the method."""
-        return self.counters.step_multiplier * self.decay
+        """Of all step sizes: by rejections, and by the warm-up and the decay of the method."""
+        return self.counters.step_multiplier * self.warmth * self.decay
+
+    @property
+    def warmth(self) -> float:
+        """k/warm_up in the k-th step, up to 1: H0 knows little of the gradients before it has seen some."""
+        steps = self.counters.steps + self.tally.lost
+        return 1.0 if steps >= self.method.warm_up else (steps + 1) / (self.method.warm_up + 1)
 
     @property
     def decay(self) -> float:
