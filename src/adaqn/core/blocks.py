@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 BLOCK_SIZE = 2048
 """The longest side of a block."""
-SMALL, THIN = 128, 4
-"""A side of more than 128 and four times the other has no basis: that of the words of a language model cost more than
+SMALL, THIN = 128, 2
+"""A side of more than 128 and twice the other has no basis: that of the words of a language model cost more than
 the rest of the step together, and the loss was higher with it (``experiments/LOG.md``)."""
 
 

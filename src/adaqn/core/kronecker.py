@@ -32,7 +32,7 @@ class Kronecker(Adam):
 
     A tensor of more than two dimensions is a matrix, cut where it is most nearly square. A side longer than
     ``block_size`` is cut into equal pieces, and each block of the matrix has its own L, R and bases: H0 is
-    block-diagonal, as in Distributed Shampoo. A side longer than 128 and four times the other, such as that of the
+    block-diagonal, as in Distributed Shampoo. A side longer than 128 and twice the other, such as that of the
     words of a language model, has no basis. Scalars and vectors have Adam's
     diagonal, and so has a side of length 1. Complex parameters are pairs of reals, a complex vector therefore a matrix
     of two columns.
