@@ -33,7 +33,10 @@ def make(folder, net=None, optimizer=(AdaQN, {"lr": 0.01}), data=None, **options
     defaults = {"max_steps": 12, "logging_steps": 4, "save_strategy": "no", "per_device_train_batch_size": 8}
     quiet = {"use_cpu": True, "report_to": "none", "disable_tqdm": True}
     args = TrainingArguments(str(folder), **{**defaults, **quiet, **options})
-    return Trainer(net or model(), args, train_dataset=data or Counting(), optimizer_cls_and_kwargs=optimizer)
+    return Trainer(
+        net or model(), args, train_dataset=data or Counting(), eval_dataset=Counting(),
+        optimizer_cls_and_kwargs=optimizer,
+    )  # fmt: skip
 
 
 def adaqn(trainer):
@@ -128,7 +131,7 @@ def test_it_evaluates_and_ends_at_the_average(tmp_path):
     nets = []
     for resume in (None, str(tmp_path / "a" / "checkpoint-8")):
         trainer = make(tmp_path / "a", without_dropout(), optimizer, **often)
-        trainer.eval_dataset, trainer.prediction_step = Counting(), spy.__get__(trainer)
+        trainer.prediction_step = spy.__get__(trainer)
         trainer.add_callback(MonitorCallback(trainer, averaged=True))
         trainer.train(resume_from_checkpoint=resume)
         nets.append([p.detach().clone() for p in trainer.model.parameters()])
