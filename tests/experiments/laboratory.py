@@ -1,5 +1,6 @@
 """What the tests of the laboratory share: commands, interrupts where a test wants them, and waiting with a limit."""
 
+import json
 import sys
 import time
 
@@ -7,7 +8,7 @@ import torch
 from typer.testing import CliRunner
 
 from adaqn.experiments.commands.app import app
-from adaqn.experiments.errors import UserError
+from adaqn.experiments.errors import UserError, told
 from adaqn.experiments.training.folder import CHECKPOINT
 from limits import LIMIT
 
@@ -23,7 +24,7 @@ def refused(*words):
     done = command(*words)
     assert done.exit_code != 0
     assert isinstance(done.exception, UserError | SystemExit), repr(done.exception)
-    return str(done.exception) if isinstance(done.exception, UserError) else done.output
+    return told(done.exception) if isinstance(done.exception, UserError) else done.output
 
 
 def at_step(step):
@@ -59,3 +60,12 @@ def same_run(one, other):
     a, b = weights(one.folder), weights(other.folder)
     assert a.keys() == b.keys()
     assert all(torch.equal(value, b[name]) for name, value in a.items())
+
+
+def unsealed(path, change=lambda values: None):
+    """A file without its checksums, as versions before there were some wrote it; perhaps with other values."""
+    values = json.loads(path.read_text())
+    for name in ("sealed", "sha256", "metrics_sha256"):
+        values.pop(name, None)
+    change(values)
+    path.write_text(json.dumps(values))

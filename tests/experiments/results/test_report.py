@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shlex
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from laboratory import unsealed
 
 from adaqn.experiments.commands import train
 from adaqn.experiments.commands.app import app
@@ -160,8 +162,108 @@ def test_a_damaged_run_is_named_and_the_others_are_shown(root, tmp_path):
     ]
 
 
+def change_of(*places, to):
+    """Another value somewhere in a result; ``None`` for a place that is taken out."""
+
+    def change(values):
+        for place in places[:-1]:
+            values = values[place]
+        if to is GONE:
+            del values[places[-1]]
+        else:
+            values[places[-1]] = to
+
+    return change
+
+
+GONE = object()
+HUGE = 10**400
+BAD = {
+    "loss as text": change_of("final", "test_loss", to="1.5"),
+    "loss as a list": change_of("final", "test_loss", to=[1]),
+    "loss of 400 digits": change_of("final", "test_loss", to=HUGE),
+    "best is null": change_of("best", to=None),
+    "best without a loss": change_of("best", "valid_loss", to=GONE),
+    "final is a text": change_of("final", to="x"),
+    "seconds as text": change_of("seconds", to="1"),
+    "seconds gone": change_of("seconds", to=GONE),
+    "steps null": change_of("steps", to=None),
+    "unit a number": change_of("unit", to=3),
+    "identity a list": change_of("identity", to=[]),
+    "identity gone": change_of("identity", to=GONE),
+    "checksum null": change_of("data_sha256", to=None),
+    "config null": change_of("config", to=None),
+    "seed as text": change_of("config", "seed", to="0"),
+    "seed gone": change_of("config", "seed", to=GONE),
+    "seed of 400 digits": change_of("config", "seed", to=HUGE),
+    "hidden as text": change_of("config", "hidden", to="8"),
+    "options a list": change_of("config", "options", to=[1]),
+    "lr true": change_of("config", "lr", to=True),
+    "task of a newer version": change_of("config", "task", to="translation"),
+    "model of a newer version": change_of("config", "model", to="transformer"),
+    "optimizer of a newer version": change_of("config", "optimizer", to="adaqn-9"),
+    "setting of a newer version": change_of("config", "precision", to="fp8"),
+    "dtype of a newer version": change_of("config", "dtype", to="fp8"),
+    "verdicts as text": change_of("final", "stored", to="many"),
+}
+LINES = [
+    b"null\n", b"[]\n", b"{}\n", b'{"step": "x", "epoch": 0, "seconds": 0, "valid_loss": 1, "test_loss": 1}\n',
+    b'{"step": 0, "epoch": "x", "seconds": 0, "valid_loss": 1, "test_loss": 1}\n', b"\xff\n", b"[" * 100_000 + b"\n{}",
+    b'{"step": 0, "epoch": 0, "seconds": 0, "valid_loss": ' + b"9" * 5_000 + b', "test_loss": 1}\n',
+]  # fmt: skip
+
+
+def test_bad_neighbours_are_left_out_and_named(root, tmp_path):
+    """Also those that are sound in themselves and fail beside others, and those that cannot be read."""
+    shutil.copytree(root / "adam", tmp_path / "good")
+    for name, change in BAD.items():
+        shutil.copytree(root / "adam", tmp_path / name)
+        unsealed(tmp_path / name / RESULT, change)
+    for number, content in enumerate(LINES):
+        for unfinished in (False, True):
+            folder = tmp_path / f"lines {number}{unfinished}"
+            shutil.copytree(root / "adam", folder)
+            unsealed(folder / RESULT)
+            (folder / METRICS).write_bytes(content)
+            if unfinished:
+                (folder / RESULT).unlink()
+    for name in (CONFIG, METRICS, RESULT):
+        shutil.copytree(root / "adam", tmp_path / f"folder {name}")
+        (tmp_path / f"folder {name}" / name).unlink()
+        (tmp_path / f"folder {name}" / name).mkdir()
+    shutil.copytree(root / "adam", tmp_path / "loop")
+    (tmp_path / "loop" / RESULT).unlink()
+    (tmp_path / "loop" / RESULT).symlink_to(tmp_path / "loop" / RESULT)
+    shutil.copytree(root / "adam", tmp_path / "extra")  # good: more than is known is no harm
+    unsealed(tmp_path / "extra" / RESULT, change_of("more", to=[1]))
+    data = report_data(tmp_path)
+    bad = [*BAD, *(f"lines {n}{u}" for n in range(len(LINES)) for u in (False, True)), "loop"]
+    bad += [f"folder {name}" for name in (METRICS, RESULT)]
+    assert sorted(run["folder"] for run in data["unfinished"]) == sorted(bad)
+    assert all(run["state"].startswith(("left out: ", "not finished: ")) for run in data["unfinished"])
+    assert (data["runs"], data["copies"]) == (1, 2)  # a result says all; its configuration is not looked at again
+    write_report(tmp_path)
+
+
+def test_folders_that_cannot_be_read_are_named(root, tmp_path, monkeypatch):
+    shutil.copytree(root / "adam", tmp_path / "good")
+    shutil.copytree(root / "adam", tmp_path / "closed")
+    real = os.scandir
+
+    def scandir(path):
+        if str(path) == str(tmp_path / "closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    data = report_data(tmp_path)
+    assert data["runs"] == 1
+    assert data["unfinished"] == [{"folder": "closed", "state": "left out: cannot be read: Permission denied"}]
+
+
 def test_a_loss_that_is_not_finite_is_null_in_the_page(root, tmp_path):
     shutil.copytree(root / "adam", tmp_path / "run")
+    unsealed(tmp_path / "run" / RESULT)
     for name in (METRICS, RESULT):
         text = (tmp_path / "run" / name).read_text()
         (tmp_path / "run" / name).write_text(text.replace('"test_loss": ', '"test_loss": NaN, "was": '))

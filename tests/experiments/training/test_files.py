@@ -65,8 +65,6 @@ def test_a_run_that_diverges_leaves_valid_json(tmp_path):
         ("config.json", b"[]"),
         ("config.json", b'{"run": {"layers": "5"}}'),
         ("config.json", b'{"run": {"seed": "x"}}'),
-        ("metrics.jsonl", b"\xff\xfe\x00"),
-        ("metrics.jsonl", b"[1]\n[2]\n"),
         ("result.json", b"{}"),
         ("result.json", b"null"),
         ("checkpoint.pt", b"junk"),

@@ -14,11 +14,12 @@ import torch
 from laboratory import ADAQN, at_step, command, refused, same_run, wait_until, weights, without_time
 
 from adaqn.experiments.errors import UserError
+from adaqn.experiments.reading import read_lines
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.folder import CHECKPOINT, METRICS, finished
 from adaqn.experiments.training.parallel import run_one
 from adaqn.experiments.training.run import Run
-from adaqn.experiments.training.storage import json_text, read_lines
+from adaqn.experiments.training.storage import json_text
 from limits import LIMIT
 
 SMALL = RunConfig(layers=1, hidden=12, limit=12_000, steps=20, batch_size=8, length=20, evaluations=13, lr=0.01)
@@ -182,10 +183,3 @@ def test_a_resumed_run_may_be_given_the_options_that_it_has(tmp_path):
     again = ["train", "--resume", "--out", tmp_path / "run", "--option"]
     assert command(*again, "memory_size=2", "--json").exit_code == 0
     assert "has options = " in refused(*again, "memory_size=9")
-
-
-def test_metrics_that_were_emptied_are_noticed(tmp_path):
-    folder = run_one(replace(SMALL, steps=10), tmp_path / "run").folder
-    (folder / "result.json").unlink()
-    (folder / "metrics.jsonl").write_text("")
-    assert "has 0 evaluations" in refused("train", "--resume", "--out", folder)

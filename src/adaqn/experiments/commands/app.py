@@ -18,7 +18,7 @@ from adaqn.experiments.commands.sample import sample
 from adaqn.experiments.commands.study import study
 from adaqn.experiments.commands.train import train
 from adaqn.experiments.commands.tune import tune
-from adaqn.experiments.errors import UserError
+from adaqn.experiments.errors import told
 from adaqn.experiments.results.report import write_report
 from adaqn.experiments.training.storage import json_text
 from adaqn.experiments.training.team import check_command
@@ -53,8 +53,11 @@ def run() -> None:
     try:
         check_command(sys.argv[1:])
         app()
-    except UserError as error:
-        print(f"adaqn: {error}", file=sys.stderr)
+    except Exception as error:
+        line = told(error)
+        if line is None:
+            raise
+        print(f"adaqn: {line}", file=sys.stderr)
         sys.exit(2)
     except (KeyboardInterrupt, SystemExit) as end:  # typer makes the first into the second, without a word
         if isinstance(end, SystemExit) and end.code != 130:

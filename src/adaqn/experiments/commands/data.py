@@ -13,6 +13,7 @@ from rich.table import Table
 from adaqn.experiments.commands.options import AsJson, DataDir
 from adaqn.experiments.data import files
 from adaqn.experiments.errors import UserError
+from adaqn.experiments.reading import content
 
 data_app = typer.Typer(
     help="The data sets: what is there, what can be fetched, whether it is intact.", no_args_is_help=True
@@ -67,7 +68,7 @@ def data_verify(data_dir: DataDir = None, as_json: AsJson = False) -> None:
             row: dict[str, Any] = {"data": name, "file": file.path, "state": "not here"}
             line = f"{file.path}: not here"
             if path is not None:
-                actual = hashlib.sha256(path.read_bytes()).hexdigest()
+                actual = hashlib.sha256(content(path)).hexdigest()
                 intact = actual == file.sha256
                 row |= {"path": str(path), "sha256": actual, "state": "as expected" if intact else "wrong"}
                 line = f"{path}: as expected" if intact else files.wrong_checksum(path, actual, file)

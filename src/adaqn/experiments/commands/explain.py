@@ -12,6 +12,7 @@ from adaqn import QuasiNewton
 from adaqn.experiments.commands.options import AsJson
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.optimizers import TABLE, entry
+from adaqn.experiments.reading import is_there
 from adaqn.experiments.training.folder import CONFIG, CYCLES, RESULT, kept_cycles, kept_iterations, stored_config
 from adaqn.experiments.training.options import is_ours_for_whole
 from adaqn.experiments.training.storage import json_text
@@ -54,18 +55,18 @@ def in_flat_names(text: str) -> str:
 
 def explain_run(folder: Path) -> tuple[dict[str, Any], Explanation]:
     """(Which run it is and how far, what is to be said about it)."""
-    if not (folder / CONFIG).exists():
+    if not is_there(folder / CONFIG):
         raise UserError(f"there is no run in {folder}: a run is a folder with {CONFIG} in it")
     name = stored_config(folder).optimizer
     if not has_cycles(name):
         known = ", ".join(other for other in TABLE if has_cycles(other))
         raise UserError(f"the run in {folder} was made with {name}, which has no cycles to explain: only {known} have")
-    if not (folder / CYCLES).exists():
+    if not is_there(folder / CYCLES):
         raise UserError(
             f"there is no {CYCLES} in {folder}: nothing was measured there yet, or the run was made before there was "
             "such a file"
         )
-    is_finished = (folder / RESULT).exists()
+    is_finished = is_there(folder / RESULT)
     state = "finished" if is_finished else "not finished, as of its last evaluation or checkpoint"
     about = {"folder": str(folder), "optimizer": name, "state": state}
     if is_ours_for_whole(name):

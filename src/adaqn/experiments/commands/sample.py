@@ -14,9 +14,13 @@ from adaqn.experiments.errors import UserError
 from adaqn.experiments.optimizers import known_classes, prepare_model
 from adaqn.experiments.problems.catalogue import make_task
 from adaqn.experiments.problems.tasks import LanguageModel
-from adaqn.experiments.training.config import LARGEST_SEED, RunConfig, check_machine
-from adaqn.experiments.training.folder import CHECKPOINT, CONFIG
-from adaqn.experiments.training.storage import json_text, load_checkpoint, read_json
+from adaqn.experiments.reading import is_there
+from adaqn.experiments.training.checkpoint import load_checkpoint, load_model
+from adaqn.experiments.training.config import LARGEST_SEED, check_machine
+from adaqn.experiments.training.folder import CHECKPOINT, stored_config
+from adaqn.experiments.training.storage import json_text
+
+MOST_SYMBOLS = 10_000_000
 
 
 def sample(
@@ -51,22 +55,24 @@ def drawn_text(
     device: str = "cpu",
 ) -> str:
     """``count`` symbols after the prompt, from the last checkpoint of the run in ``folder``."""
-    if count < 1 or not temperature > 0:
-        raise UserError(f"the length must be at least 1 and the temperature positive, got {count} and {temperature}")
+    if not 1 <= count <= MOST_SYMBOLS:
+        raise UserError(f"count must be from 1 to {MOST_SYMBOLS}, got {count}")
+    if not temperature > 0:
+        raise UserError(f"the temperature must be positive, got {temperature}")
     if not 0 <= seed <= LARGEST_SEED:
         raise UserError(f"seed must be from 0 to {LARGEST_SEED}, got {seed}")
     torch.set_num_threads(check_machine(threads, device))
-    config = replace(RunConfig.from_json(read_json(folder / CONFIG)["run"]), device=device)
+    config = replace(stored_config(folder), device=device)
     task = make_task(config.complete(), data_dir)
     if not isinstance(task, LanguageModel):
         raise UserError(f"the run in {folder} is of {config.task}, which is no language model")
-    if not (folder / CHECKPOINT).exists():
+    if not is_there(folder / CHECKPOINT):
         raise UserError(f"the run in {folder} has no checkpoint yet")
     model = prepare_model(config.optimizer, task.model())
     checkpoint = load_checkpoint(folder / CHECKPOINT, known_classes(config.optimizer))
     if checkpoint["data_sha256"] != task.sha256:
         raise UserError(f"{config.data} has changed since the run in {folder} was made: its alphabet is another one")
-    model.load_state_dict(checkpoint["model"])
+    load_model(model, checkpoint, folder / CHECKPOINT)
     model.eval()
     by_word = config.task == "word-lm"
     symbols = prompt.split() if by_word else list(prompt)

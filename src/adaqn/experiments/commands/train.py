@@ -13,6 +13,7 @@ from adaqn.experiments.commands.display import progress_bars
 from adaqn.experiments.commands.options import AsJson, DataDir, run_options
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.optimizers import TABLE
+from adaqn.experiments.reading import is_there
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.folder import CONFIG, folder_name, stored_config
 from adaqn.experiments.training.options import check_schedule, parse_options, resolved
@@ -39,13 +40,14 @@ def train(
     """
     given = replace(base, optimizer=optimizer, lr=lr, options=parse_options(option))
     folder = out or Path("runs") / folder_name(given)
-    if resume or (restarts() and (folder / CONFIG).exists()):
-        if not (folder / CONFIG).exists():
+    is_begun = is_there(folder / CONFIG)
+    if resume or (restarts() and is_begun):
+        if not is_begun:
             raise UserError(f"there is no run in {folder} to resume")
         stored = stored_config(folder)
         refuse_changes(context, given, stored, folder)
         given = stored
-    elif (folder / CONFIG).exists():
+    elif is_begun:
         raise UserError(f"{folder} already holds a run: --resume continues it, or choose another folder with --out")
     else:
         check_schedule(given, [optimizer])

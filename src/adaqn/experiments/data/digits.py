@@ -116,4 +116,6 @@ def _unpacked(content: bytes, name: str) -> bytes:
         raise UserError(f"{name} unfolds to more than {LARGEST} bytes: refused")
     if not stream.eof:
         raise UserError(f"{name} is truncated: its gzip stream does not end")
+    if stream.unused_data:  # readers differ in what they make of a second member: it would hide behind the first
+        raise UserError(f"{name} has {len(stream.unused_data)} bytes after the end of its gzip stream: refused")
     return data

@@ -12,6 +12,7 @@ import pooch
 import requests
 
 from adaqn.experiments.errors import UserError
+from adaqn.experiments.reading import content
 
 DATA_VARIABLE = "ADAQN_DATA"
 
@@ -83,11 +84,11 @@ def find(file: DataFile, data_dir: Path | None = None) -> Path | None:
 def read(file: DataFile, data_dir: Path | None = None) -> bytes:
     """Its content, downloaded if need be, and checked."""
     path = find(file, data_dir) or download(file)
-    content = path.read_bytes()
-    actual = hashlib.sha256(content).hexdigest()
+    data = content(path)
+    actual = hashlib.sha256(data).hexdigest()
     if actual != file.sha256:
         raise UserError(wrong_checksum(path, actual, file))
-    return content
+    return data
 
 
 def wrong_checksum(path: Path, actual: str, file: DataFile) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from adaqn.experiments.data import files
 from adaqn.experiments.errors import UserError
+from adaqn.experiments.reading import content_text, is_there
 
 TRAIN_SHARE = 0.9
 SPLITS = ("train", "valid", "test")
@@ -48,17 +49,10 @@ def load_text(data: str, data_dir: Path | None = None) -> dict[str, str]:
 
 
 def own_file(path: Path) -> str:
-    if not path.is_file():
+    if not is_there(path):
         names = ", ".join(["embedded", *(name for name in files.DATA_SETS if name != "mnist")])
         raise UserError(f"no text called {str(path)!r}: give one of {names}, or the path of a UTF-8 file")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path} is not UTF-8 (byte {error.start}): convert it first, for instance with iconv"
-        ) from error
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+    text = content_text(path)
     if not text:
         raise UserError(f"{path} is empty")
     return text

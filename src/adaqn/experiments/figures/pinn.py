@@ -17,9 +17,9 @@ from adaqn.experiments.optimizers import entry
 from adaqn.experiments.physics.equation import Solution
 from adaqn.experiments.physics.equations import EQUATIONS, solution_of
 from adaqn.experiments.problems.catalogue import make_task
+from adaqn.experiments.training.checkpoint import load_checkpoint, load_model
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.folder import CHECKPOINT, Finished
-from adaqn.experiments.training.storage import load_checkpoint
 
 RIVALS = "torch-lbfgs,adam-lbfgs,adam,soap,scipy-lbfgs"
 VIEWS = tuple(View(metric, against) for metric in ("test_loss", "test_error") for against in ("epoch", "seconds"))
@@ -83,7 +83,7 @@ def found_solution(run: Finished) -> Any:
     assert config.problem is not None
     task = make_task(config)
     model = task.model()
-    model.load_state_dict(load_checkpoint(run.folder / CHECKPOINT)["model"])
+    load_model(model, load_checkpoint(run.folder / CHECKPOINT), run.folder / CHECKPOINT)
     solution = solution_of(config.problem)
     with torch.no_grad():
         found = model.network(task.on_device(solution.points()))  # type: ignore[operator]

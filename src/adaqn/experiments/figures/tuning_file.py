@@ -10,9 +10,15 @@ from typing import Any
 
 from adaqn.experiments.comparison.panels import Panel, Tuned, Variant
 from adaqn.experiments.errors import UserError
+from adaqn.experiments.reading import is_there, read_json
+from adaqn.experiments.schema import loss, mapping, number, record
 from adaqn.experiments.search.tune import Told, tune
 from adaqn.experiments.training.config import RunConfig
-from adaqn.experiments.training.storage import read_json, write_json
+from adaqn.experiments.training.storage import write_json
+
+CURVE = record({"best": record({"lr": number(0.0)}, {"valid_loss": loss})})
+TUNING = record({"cells": mapping(record({}, {"base": record({}), "curves": mapping(CURVE)}))})
+"""cell → curve → what was found."""
 
 
 def packaged(scale: str) -> Path:
@@ -22,12 +28,9 @@ def packaged(scale: str) -> Path:
 
 def read_tuning(path: Path) -> dict[str, Any]:
     """cell → curve → what was found; nothing where there is no file yet."""
-    if not path.exists():
+    if not is_there(path):
         return {}
-    contents = read_json(path)
-    cells = contents.get("cells") if isinstance(contents, dict) else None
-    if not isinstance(cells, dict):
-        raise UserError(f"{path} is no tuning file: it has no 'cells'; it was left in place")
+    cells: dict[str, Any] = read_json(path, TUNING)["cells"]
     return cells
 
 
@@ -46,7 +49,7 @@ def search_panel(
         data_dir=data_dir,
         told=told,
     )
-    contents = read_json(path) if path.exists() else {"cells": {}}
+    contents = read_json(path, TUNING) if is_there(path) else {"cells": {}}
     cell = contents["cells"].setdefault(key(panel), {"base": base_json(panel), "curves": {}})
     if cell["base"] != base_json(panel):
         cell.update(base=base_json(panel), curves={})  # other sizes: what was found for those is of no use
@@ -84,10 +87,7 @@ def tuned_run(panel: Panel, variant: Variant, cells: dict[str, Any], path: Path)
     curves = cells.get(key(panel), {}).get("curves", {})
     if variant.name not in curves:
         raise UserError(f"{path} has no step size for {variant.name} on {panel.cell}: run the figure with --tune first")
-    try:
-        best = dict(curves[variant.name]["best"])
-        lr = best.pop("lr")
-    except (TypeError, KeyError) as error:
-        raise UserError(f"{path} is damaged: {variant.name} on {panel.cell} has no best step size") from error
+    best = dict(curves[variant.name]["best"])
+    lr = best.pop("lr")
     best.pop("valid_loss", None)
     return replace(variant.on(panel.base), lr=lr, options={**best, **dict(variant.options)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -11,14 +12,15 @@ from typing import Any
 
 import adaqn
 from adaqn.experiments.errors import UserError
+from adaqn.experiments.optimizers import entry
+from adaqn.experiments.reading import read_lines
 from adaqn.experiments.results.groups import Group, describe
 from adaqn.experiments.results.maps import maps
+from adaqn.experiments.schema import check, record, text
 from adaqn.experiments.training.config import RunConfig
-from adaqn.experiments.training.folder import CONFIG, METRIC_ENTRIES, METRICS, Finished, finished
-from adaqn.experiments.training.storage import json_text, read_json, read_lines, write_atomically
+from adaqn.experiments.training.folder import CONFIG, MEASUREMENT, METRICS, RESULT, Finished, finished, stored_config
+from adaqn.experiments.training.storage import json_text, write_atomically
 from adaqn.experiments.training.whole_settings import is_whole
-
-NEEDED = {"config", "identity", "final", "best", "seconds", "steps", "unit", "data_sha256"}
 
 
 def write_report(root: Path, out: Path | None = None) -> Path:
@@ -74,39 +76,62 @@ def subject(config: RunConfig) -> str:
 
 
 def collect(root: Path) -> tuple[list[Finished], list[dict[str, str]]]:
-    """The finished runs below a folder, and what is to be said about the others."""
+    """The finished runs below a folder, and what is to be said about the others: one bad run is no reason to stop."""
     if not root.is_dir():
         raise UserError(f"there is no folder {root}")
     done: list[Finished] = []
     others: list[dict[str, str]] = []
-    for folder in sorted(path.parent for path in root.rglob(CONFIG)):
-        if not (folder / METRICS).exists():
-            continue
+    folders, unreadable = _folders(root)
+    for folder in folders:
         try:
             run = finished(folder)
-            if run is None:
-                state = _how_far(folder)
-            elif not run.metrics or not set(run.result) >= NEEDED:
-                state = "damaged: its result or its metrics are incomplete"
-            else:
-                RunConfig.from_json(run.result["config"])
+            if run is not None:
+                _check_shown(run)
                 done.append(run)
                 continue
+            state = _how_far(folder)
         except UserError as error:
             state = f"left out: {error}"
         others.append({"folder": str(folder.relative_to(root)), "state": state})
+    others += [{"folder": str(path.relative_to(root)), "state": f"left out: {why}"} for path, why in unreadable]
     if not done and not others:
         raise UserError(f"there are no runs below {root}: a run is a folder with {CONFIG} and {METRICS} in it")
     return done, others
 
 
+def _folders(root: Path) -> tuple[list[Path], list[tuple[Path, str]]]:
+    """Those with a run in them, and those that cannot be looked into."""
+    found: list[Path] = []
+    unreadable: list[tuple[Path, str]] = []
+
+    def note(error: OSError) -> None:
+        unreadable.append((Path(error.filename), f"cannot be read: {error.strerror}"))
+
+    for folder, inside, files in os.walk(root, onerror=note):
+        names = {*inside, *files}
+        if {CONFIG, METRICS} <= names or {CONFIG, RESULT} <= names:
+            found.append(Path(folder))
+    return sorted(found), sorted(unreadable)
+
+
+def _check_shown(run: Finished) -> None:
+    """Can this version say what the run was? A newer one may have tasks, models and optimizers that it does not know.
+
+    Made on its own, the run's part of the page shows whatever is wrong with it while it can still be left out.
+    """
+    config, path = run.result["config"], run.folder / RESULT
+    check(run.result, record({"identity": text}), path)
+    read = RunConfig.from_json(config, path)
+    entry(read.optimizer)
+    replace(read, device="cpu", threads=1).complete()
+    describe([Group(read, [run])])
+
+
 def _how_far(folder: Path) -> str:
-    read_json(folder / CONFIG)
-    records = read_lines(folder / METRICS)
+    stored_config(folder)
+    records = read_lines(folder / METRICS, MEASUREMENT)
     if not records:
         return "not finished: nothing measured yet"
-    if not set(records[-1]) >= METRIC_ENTRIES:
-        return "damaged: its metrics are incomplete"
     return f"not finished: measured up to step {records[-1]['step']}, epoch {records[-1]['epoch']:.2f}"
 
 

@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from adaqn.experiments.comparison.panels import Panel
-from adaqn.experiments.errors import UserError
 from adaqn.experiments.optimizers import entry
+from adaqn.experiments.reading import is_there, read_json
+from adaqn.experiments.schema import mapping, number, record
 from adaqn.experiments.study.plan import Plan
 from adaqn.experiments.study.rows import Row
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.opening import open_run
 from adaqn.experiments.training.parallel import RunListener, run_all
-from adaqn.experiments.training.storage import read_json, write_json
+from adaqn.experiments.training.storage import write_sealed
 from adaqn.experiments.training.timing import (
     SINGLE_CALL,
     TURN,
@@ -33,6 +34,10 @@ from adaqn.experiments.training.whole_settings import is_whole
 
 Bars = Callable[[str, int], AbstractContextManager[RunListener]]
 """Makes the progress bar of a round: (what it is, how many runs)."""
+
+
+TIMES = record({"milliseconds": mapping(record({"median": number(0.0)}))})
+"""A ``timing.json``; one that is damaged is made again by ``adaqn study --time``."""
 
 
 def rows(panel: Panel, folder: Path) -> list[Row]:
@@ -101,7 +106,7 @@ def measure(panel: Panel, folder: Path, data_dir: Path | None = None) -> dict[st
             for method, times in side_by_side(runs).items()
         },
     }
-    write_json(timing_file(panel, folder), said)
+    write_sealed(timing_file(panel, folder), said)
     return said
 
 
@@ -112,10 +117,7 @@ def timing_file(panel: Panel, folder: Path) -> Path:
 def known_times(panel: Panel, folder: Path) -> dict[str, float]:
     """Method → milliseconds of a step; empty where none were measured."""
     path = timing_file(panel, folder)
-    if not path.exists():
+    if not is_there(path):
         return {}
-    said = read_json(path)
-    try:
-        return {method: float(times["median"]) for method, times in said["milliseconds"].items()}
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path} is damaged: it has no times; delete it and run adaqn study --time") from error
+    said = read_json(path, TIMES)
+    return {method: float(times["median"]) for method, times in said["milliseconds"].items()}

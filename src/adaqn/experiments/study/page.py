@@ -10,6 +10,7 @@ import matplotlib.pyplot as plt
 from adaqn.experiments.comparison import plots
 from adaqn.experiments.comparison.summary import over_seeds
 from adaqn.experiments.errors import UserError
+from adaqn.experiments.reading import content_text, is_there
 from adaqn.experiments.study.summary import YARDSTICK, Line, mean_text, range_text
 from adaqn.experiments.training.options import command
 from adaqn.experiments.training.storage import write_atomically
@@ -46,11 +47,9 @@ def write_between_marks(page: Path, parts: list[str]) -> None:
 
 def page_text(page: Path) -> str:
     """What is there already."""
-    if not page.exists():
+    if not is_there(page):
         return f"# Results\n\n{BEGIN}\n{END}\n"
-    if not page.is_file():
-        raise UserError(f"{page} is not a file: give a page such as docs/results.md")
-    text = page.read_text(encoding="utf-8")
+    text = content_text(page)
     if not 0 <= text.find(BEGIN) < text.find(END):
         raise UserError(f"{page} has no {BEGIN} with {END} after it, between which the tables go; it was left in place")
     return text

@@ -9,8 +9,8 @@ from typing import Any
 
 from adaqn.experiments.comparison.panels import Panel, Variant, as_it_comes
 from adaqn.experiments.errors import UserError
+from adaqn.experiments.reading import read_json
 from adaqn.experiments.training.config import RunConfig
-from adaqn.experiments.training.storage import read_json
 from adaqn.experiments.training.whole_settings import is_whole
 
 FILE = Path(__file__).with_name("cells.json")

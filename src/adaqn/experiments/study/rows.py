@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from adaqn.experiments.comparison.panels import Panel, Variant
+from adaqn.experiments.comparison.summary import VERDICTS
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.optimizers import entry
+from adaqn.experiments.reading import is_there, read_json
+from adaqn.experiments.schema import count, loss, positive, record, several, text
 from adaqn.experiments.search.points import USUAL, Point, due, rung_of
 from adaqn.experiments.training.config import RunConfig, renamed
 from adaqn.experiments.training.folder import Finished
 from adaqn.experiments.training.options import resolved
-from adaqn.experiments.training.storage import read_json, write_json
+from adaqn.experiments.training.storage import write_sealed
 from adaqn.experiments.training.whole_settings import is_whole
 
 FORMAT = 1
@@ -29,6 +32,19 @@ AT_THE_END = (
     "valid_loss", "test_loss", "test_accuracy", "average_valid_loss", "average_test_loss", "average_test_accuracy",
     "stored", "skipped", "rejected", "nonfinite", "step_multiplier",
 )  # fmt: skip
+
+
+STEPS, LOSSES = several(count, 1), several(loss, 1)
+RUN = record(
+    {
+        **{"lr": positive, "seed": count, "seconds": loss, "unit": text},
+        "end": record({"valid_loss": loss, "test_loss": loss}, dict.fromkeys(VERDICTS, count), rest=loss),
+        "trace": record({**dict.fromkeys(TRACES, LOSSES), "step": STEPS}, rest=LOSSES),
+    },
+    {"parameters": count, "stopped_at": count, "data_sha256": text},
+)
+RESULTS = record({"runs": several(RUN)})
+"""The file of a row."""
 
 
 class Row:
@@ -52,11 +68,9 @@ class Row:
         }  # fmt: skip
 
     def _read(self) -> list[dict[str, Any]]:
-        if not self.path.exists():
+        if not is_there(self.path):
             return []
-        said = read_json(self.path)
-        if not isinstance(said, dict) or not isinstance(said.get("runs"), list):
-            raise UserError(f"{self.path} is no result of the study; it was left in place")
+        said = read_json(self.path, RESULTS)
         if isinstance(said.get("options"), dict):
             said["options"] = renamed(said["options"], "auto", "paired")
         for name, value in self.settings().items():
@@ -66,8 +80,8 @@ class Row:
                     "it to run that row anew, or give another --results"
                 )
         for run in said["runs"]:
-            if not _is_whole(run):
-                raise UserError(f"{self.path} is damaged: one of its runs is not whole; it was left in place")
+            if len({len(trace) for trace in run["trace"].values()}) != 1:
+                raise UserError(f"{self.path} is damaged: the traces of a run differ in length; it was left in place")
         return list(said["runs"])
 
     def add(self, done: Finished) -> None:
@@ -88,7 +102,7 @@ class Row:
         self.runs = [known for known in self.runs if (known["lr"], known["seed"]) != (run["lr"], run["seed"])]
         self.runs = sorted([*self.runs, run], key=lambda known: (known["lr"], known["seed"]))
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(self.path, {**self.settings(), "runs": self.runs})
+        write_sealed(self.path, {**self.settings(), "runs": self.runs})
 
     def _trace(self, metrics: list[dict[str, Any]]) -> dict[str, list[Any]]:
         whole = is_whole(self.base.task)
@@ -156,15 +170,6 @@ def thinned(metrics: list[Any], count: int) -> list[Any]:
     """
     every = max(1, -(-len(metrics) // count))
     return [*metrics[:-1:every], metrics[-1]]
-
-
-def _is_whole(run: Any) -> bool:
-    if not isinstance(run, dict) or not {"lr", "seed", "unit", "end", "trace"} <= set(run):
-        return False
-    end, trace = run["end"], run["trace"]
-    if not isinstance(end, dict) or not isinstance(trace, dict) or not {"valid_loss", "test_loss"} <= set(end):
-        return False
-    return set(trace) >= set(TRACES) and len({len(trace[name]) for name in TRACES}) == 1 and len(trace["step"]) > 0
 
 
 def number(value: float | None) -> float:

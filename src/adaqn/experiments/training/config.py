@@ -12,6 +12,7 @@ import torch
 
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.problems.networks import CELLS
+from adaqn.experiments.schema import shown
 from adaqn.experiments.training import whole_settings
 from adaqn.experiments.training.whole_settings import DTYPES, PROBLEMS, SCHEDULES, is_whole
 
@@ -143,18 +144,21 @@ class RunConfig:
         return {k: v for k, v in values.items() if k not in ADDED or v != getattr(usual, k)}
 
     @staticmethod
-    def from_json(values: dict[str, Any]) -> RunConfig:
+    def from_json(values: Any, source: object = "the configuration") -> RunConfig:
+        """What :meth:`to_json` gave; ``source`` is what an error names."""
         known = {f.name for f in fields(RunConfig)}
         if not isinstance(values, dict):
-            raise UserError(f"the configuration is damaged: {values!r} is no set of named values")
+            raise UserError(f"{source} is damaged: {shown(values)} is no set of named values")
         unknown = sorted(set(values) - known)
         if unknown:
-            raise UserError(f"the configuration has unknown entries {unknown}: written by another version?")
+            raise UserError(f"{source} has unknown entries {shown(unknown)}: written by another version?")
         usual = RunConfig()
         for name, value in values.items():
             kinds = _KINDS.get(name, type(getattr(usual, name)))
-            if value is not None and (not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool)):
-                raise UserError(f"the configuration is damaged: {name} is {value!r}")
+            if value is None and name in NULLABLE:
+                continue
+            if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
+                raise UserError(f"{source} is damaged: {name} is {shown(value)}")
         options = values.get("options") or {}
         return RunConfig(**{**values, "options": renamed(options, "auto", "paired")})
 
@@ -188,6 +192,7 @@ _KINDS: dict[str, Any] = {
     "problem": str,
     **dict.fromkeys(("lr", "clip", "epochs", "average"), (int, float)),
 }
+NULLABLE = {f.name for f in fields(RunConfig) if f.default is None}
 ADDED = ("problem", "points", "resample", "schedule", "warm_up", "dtype")
 LARGEST_SEED = 2**31 - 1
 MOST_THREADS = 1024

@@ -113,5 +113,13 @@ class Evaluator:
         return {name: getattr(self, name) for name in kept}
 
     def load(self, state: dict[str, Any]) -> None:
-        for name, value in state.items():
-            setattr(self, name, value)
+        """What :meth:`state` gave; a ``ValueError`` for anything else."""
+        names = ("weights", "gradients")
+        for name in names:
+            shapes = [tensor.shape for tensor in state[name]]
+            if shapes and shapes != [p.shape for p in self.params]:
+                raise ValueError(f"its {name} have the shapes of another model")
+        if not 0 <= state["count"] <= self.budget:
+            raise ValueError(f"its evaluations are {state['count']}, and this run has {self.budget}")
+        self.count, self.last, self.lowest = int(state["count"]), float(state["last"]), float(state["lowest"])
+        self.weights, self.gradients = (list(state[name]) for name in names)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -17,9 +18,11 @@ from adaqn import QuasiNewton
 from adaqn.experiments.data import files
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.problems.catalogue import make_task
+from adaqn.experiments.reading import LARGEST_JSON, content, is_there, read_json, read_lines
+from adaqn.experiments.schema import count, loss, number, record, text
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.options import resolved
-from adaqn.experiments.training.storage import read_json, read_lines, write_json
+from adaqn.experiments.training.storage import WARNINGS, make_folder, write_sealed
 from adaqn.explain.fullbatch import WholeRecord, whole_record_of
 from adaqn.explain.record import Record, record_of
 from adaqn.fullbatch.optimizer import WholeGradient
@@ -29,8 +32,29 @@ CYCLES = "cycles.json"
 """The last cycles, of which an explanation is made."""
 LOCK = "run.lock"
 T = TypeVar("T")
-RESULT_ENTRIES = {"config", "steps", "seconds", "unit", "data_sha256", "final", "best"}
-METRIC_ENTRIES = {"step", "epoch", "seconds", "valid_loss", "test_loss"}
+METRICS_CHECKSUM = "metrics_sha256"
+"""Entry of a result: the checksum of ``metrics.jsonl``, which has none of its own while it grows."""
+
+SECONDS = number(0.0)
+MEASUREMENT = record(
+    {"step": count, "epoch": SECONDS, "seconds": SECONDS, "valid_loss": loss, "test_loss": loss},
+    {
+        **dict.fromkeys(("train_loss", "test_error", "test_accuracy", "average_memory"), loss),
+        **dict.fromkeys(("stored", "skipped", "rejected"), count),
+    },
+)
+"""A line of ``metrics.jsonl``."""
+DONE = record(
+    {
+        **dict.fromkeys(("unit", "data_sha256"), text),
+        **{"config": record({"seed": count}), "steps": count, "seconds": SECONDS},
+        **dict.fromkeys(("final", "best"), MEASUREMENT),
+    },
+    {"identity": text, "parameters": count, "stopped_at": count, "noise": loss, METRICS_CHECKSUM: text},
+)
+"""A ``result.json``."""
+ASKED = record({"run": record({})}, {"made_with": record({})})
+"""A ``config.json``."""
 
 
 @dataclass(frozen=True)
@@ -53,20 +77,24 @@ def folder_name(config: RunConfig) -> str:
 
 def stored_config(folder: Path) -> RunConfig:
     """What the run in that folder was asked to be."""
-    contents = read_json(folder / CONFIG)
-    if not isinstance(contents, dict) or "run" not in contents:
-        raise UserError(f"{folder / CONFIG} is damaged: it has no entry 'run'; it was left in place")
-    return RunConfig.from_json(contents["run"])
+    return RunConfig.from_json(read_json(folder / CONFIG, ASKED)["run"], folder / CONFIG)
 
 
 def finished(folder: Path) -> Finished | None:
-    if not (folder / RESULT).exists():
+    if not is_there(folder / RESULT):
         return None
-    result, metrics = read_json(folder / RESULT), read_lines(folder / METRICS)
-    whole = isinstance(result, dict) and set(result) >= RESULT_ENTRIES and isinstance(result["final"], dict)
-    if not whole or not metrics or not all(set(record) >= METRIC_ENTRIES for record in metrics):
-        raise UserError(f"{folder / RESULT} or {folder / METRICS} is incomplete; delete the folder to run it anew")
+    result, metrics = read_json(folder / RESULT, DONE), read_lines(folder / METRICS, MEASUREMENT)
+    known = result.pop(METRICS_CHECKSUM, None)
+    if not metrics or (known is not None and known != sha256(content(folder / METRICS, LARGEST_JSON))):
+        raise UserError(
+            f"{folder / METRICS} is damaged: it is not what the run has measured. Delete {folder / RESULT}, and "
+            "'adaqn train --resume' makes both again from the checkpoint"
+        )
     return Finished(folder, _with_nan(result), [_with_nan(record) for record in metrics])
+
+
+def sha256(data: str | bytes) -> str:
+    return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()
 
 
 def _with_nan(record: dict[str, Any]) -> dict[str, Any]:
@@ -106,26 +134,57 @@ def _data_sha256(values: str, data_dir: Path | None, changed: int) -> str:
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[None]:
-    """Two processes in one folder would spoil each other's files; the claim ends with the process, however it ends."""
+    """Two processes in one folder would spoil each other's files; the claim ends with the process, however it ends.
+
+    Left by an error without a run in it, the folder is as it was before: not made, and without a lock.
+    """
+    made: list[Path] = []
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        made = make_folder(folder)
         lock = FileLock(folder / LOCK)
         lock.acquire(timeout=0)
-    except OSError as error:  # a lock that is held is one too
-        reason = "another process is at work there" if isinstance(error, Timeout) else error.strerror
-        raise UserError(f"cannot work in {folder}: {reason}") from error
+    except Timeout as error:
+        raise UserError(f"cannot work in {folder}: another process is at work there") from error
+    except (OSError, ValueError) as error:  # a null byte in the name is the latter
+        _leave(folder, made)
+        raise UserError(f"cannot work in {folder}: {getattr(error, 'strerror', error)}") from error
     try:
         yield
+    except Exception:
+        lock.release()
+        if not (folder / CONFIG).exists():
+            _leave(folder, made)
+        raise
     finally:
         lock.release()
+
+
+def _leave(folder: Path, made: list[Path]) -> None:
+    with suppress(OSError, ValueError):
+        (folder / LOCK).unlink(missing_ok=True)
+        for path in reversed(made):  # one that somebody else works in by now is not empty, and stays
+            path.rmdir()
+
+
+@contextmanager
+def taken_back(folder: Path, has_stepped: Callable[[], bool]) -> Iterator[None]:
+    """A new run that fails before its first step is taken back: it would only block the corrected command."""
+    try:
+        yield
+    except Exception:
+        if not has_stepped():
+            with suppress(OSError):
+                for name in (METRICS, CYCLES, WARNINGS, CONFIG):
+                    (folder / name).unlink(missing_ok=True)
+        raise
 
 
 def keep_cycles(folder: Path, optimizer: Any) -> None:
     """Of an optimizer that can explain itself; nothing for others."""
     if isinstance(optimizer, QuasiNewton):
-        write_json(folder / CYCLES, record_of(optimizer).to_json())
+        write_sealed(folder / CYCLES, record_of(optimizer).to_json())
     elif isinstance(optimizer, WholeGradient):
-        write_json(folder / CYCLES, whole_record_of(optimizer).to_json())
+        write_sealed(folder / CYCLES, whole_record_of(optimizer).to_json())
 
 
 def kept_cycles(folder: Path) -> Record:

@@ -19,6 +19,7 @@ from adaqn.core.scaling_names import SCALINGS
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.optimizers import TABLE, CurvatureBatches, Entry, entry
 from adaqn.experiments.problems.tasks import Task
+from adaqn.experiments.reading import BrokenJSONError, parse_json
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.whole_settings import PROBLEMS, is_whole
 from adaqn.optim.removed import FLAT, flat_preset, from_flat
@@ -237,8 +238,8 @@ def option_text(value: Any) -> str:
     """
     if isinstance(value, str):
         try:
-            json.loads(value)
-        except json.JSONDecodeError:
+            parse_json(value)
+        except BrokenJSONError:
             return value
     return json.dumps(value)
 
@@ -255,7 +256,7 @@ def parse_options(given: list[str] | None) -> dict[str, Any]:
         if not separator or not name:
             raise UserError(f"an option is written name=value, got {item!r}")
         try:
-            options[name] = json.loads(value)
-        except json.JSONDecodeError:
+            options[name] = parse_json(value)
+        except BrokenJSONError:
             options[name] = value
     return options

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from adaqn.experiments.errors import UserError
+from adaqn.experiments.reading import is_there
 from adaqn.experiments.training.config import RunConfig
-from adaqn.experiments.training.folder import CONFIG, Finished, check_data, claimed, finished, folder_name
+from adaqn.experiments.training.folder import CONFIG, Finished, check_data, claimed, finished, folder_name, taken_back
 from adaqn.experiments.training.interrupts import end_with_parent, interrupts_noted
 from adaqn.experiments.training.opening import open_run
 from adaqn.experiments.training.run import Progress
@@ -43,18 +44,20 @@ def run_one(
     team: Team = ALONE,
 ) -> Finished:
     """Train in that folder; a run that is there already is finished or reused."""
-    done, is_begun = finished(folder), (folder / CONFIG).exists()
+    done, is_begun = finished(folder), is_there(folder / CONFIG)
     team.wait()  # all have looked before the first one writes
     if done is None:
+        run = open_run(config, folder, data_dir, team)  # what is refused here has touched nothing
         with claimed(folder) if team.writes else nullcontext():
-            run = open_run(config, folder, data_dir, team)
             if is_begun:
                 run.resume()
             elif team.writes:
                 run.begin()
-            if listener is not None:
-                listener(Progress(run.step, run.total, None))  # from here on it is at work
-            run.train(listener)
+            is_new = team.writes and not is_begun
+            with taken_back(folder, lambda: run.has_stepped) if is_new else nullcontext():
+                if listener is not None:
+                    listener(Progress(run.step, run.total, None))  # from here on it is at work
+                run.train(listener)
         team.wait()
         done = finished(folder)
         assert done is not None

@@ -16,17 +16,17 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from adaqn import QuasiNewton
-from adaqn.experiments.errors import UserError
+from adaqn.experiments.errors import UserError, told
 from adaqn.experiments.optimizers import entry, prepare_model
 from adaqn.experiments.problems.catalogue import make_task
 from adaqn.experiments.training import saving
 from adaqn.experiments.training.config import RunConfig
-from adaqn.experiments.training.folder import RESULT
+from adaqn.experiments.training.folder import CHECKPOINT, METRICS_CHECKSUM, RESULT, sha256
 from adaqn.experiments.training.interrupts import interrupts_noted
 from adaqn.experiments.training.options import make_optimizer, resolved
 from adaqn.experiments.training.schedule import Schedule
 from adaqn.experiments.training.stepping import take_step
-from adaqn.experiments.training.storage import write_json
+from adaqn.experiments.training.storage import write_sealed
 from adaqn.experiments.training.team import ALONE, Team
 
 
@@ -83,6 +83,8 @@ class Run:
         self.pairs_sum = 0
         self.summed = 0
         self.metrics: list[dict[str, Any]] = []
+        self.is_resumed = False
+        self.has_stepped = False
         self.average: AveragedModel | None = None
         if self.config.average is not None:
             self.average = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(self.config.average))  # type: ignore[no-untyped-call]
@@ -103,7 +105,7 @@ class Run:
         result = self.result()
         if self.folder is not None and self.team.writes:
             self.save()
-            write_json(self.folder / RESULT, result)
+            write_sealed(self.folder / RESULT, {**result, METRICS_CHECKSUM: sha256(saving.metrics_text(self))})
         return result
 
     def _train(self, listener: Listener | None, interrupted: threading.Event, checkpoint_every: float) -> None:
@@ -138,11 +140,22 @@ class Run:
     def advance(self, *, stops: bool = False) -> bool:
         """One step; returns whether any process wants to stop after it."""
         try:
-            return self._advance(stops)
-        except (AssertionError, RuntimeError) as error:
-            if self.step or not self.config.options:
+            stops = self._advance(stops)
+            self.has_stepped = True
+            return stops
+        except Exception as error:  # whatever an optimizer raises for an option, or for a state that is not its own
+            blamed = None if isinstance(error, UserError) or told(error) else self._blamed()
+            if blamed is None:
                 raise
-            raise UserError(f"{self.config.optimizer} with {self.config.options}: {error}") from error
+            raise UserError(f"{blamed} ({type(error).__name__}: {error})") from error
+
+    def _blamed(self) -> str | None:
+        """What is at fault if the first step raises: what a user gave; ``None`` is the program itself."""
+        if self.has_stepped:
+            return None
+        if self.is_resumed and self.team.count == 1:
+            return f"{self.folder}: its {CHECKPOINT} does not fit this run, and was left in place"
+        return f"{self.config.optimizer} with {self.config.options} cannot make a step" if self.config.options else None
 
     def _advance(self, stops: bool) -> bool:
         start = time.perf_counter()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import platform
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,15 +13,11 @@ import torch
 import adaqn
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.optimizers import known_classes
-from adaqn.experiments.training.folder import CHECKPOINT, CONFIG, METRICS, keep_cycles, recall_cycles
-from adaqn.experiments.training.storage import (
-    json_text,
-    load_checkpoint,
-    read_lines,
-    save_checkpoint,
-    write_atomically,
-    write_json,
-)
+from adaqn.experiments.reading import is_there, parse_json, read_lines
+from adaqn.experiments.schema import check, count, number, record, several, text
+from adaqn.experiments.training.checkpoint import AGAIN, load_checkpoint, save_checkpoint
+from adaqn.experiments.training.folder import CHECKPOINT, CONFIG, MEASUREMENT, METRICS, keep_cycles, recall_cycles
+from adaqn.experiments.training.storage import append, json_text, keep_warning, write_atomically, write_sealed
 
 if TYPE_CHECKING:
     from adaqn.experiments.training.run import Run
@@ -32,9 +29,9 @@ CHECKPOINT_VARIABLE = "ADAQN_CHECKPOINT_SECONDS"
 def begin(run: Run) -> None:
     """Write ``config.json`` into an empty folder."""
     assert run.folder is not None
-    if (run.folder / CONFIG).exists():
+    if is_there(run.folder / CONFIG):
         raise UserError(f"{run.folder} already holds a run: --resume continues it, or choose another folder")
-    write_json(run.folder / CONFIG, {"run": run.config.to_json(), "made_with": surroundings(run)})
+    write_sealed(run.folder / CONFIG, {"run": run.config.to_json(), "made_with": surroundings(run)})
 
 
 def surroundings(run: Run) -> dict[str, Any]:
@@ -67,6 +64,7 @@ def save(run: Run) -> None:
         "pairs_sum": run.pairs_sum,
         "summed": run.summed,
         "measured": len(run.metrics),
+        "metrics": metrics_text(run),
         "random": torch.get_rng_state(),
         **run.more_state(),
     }
@@ -75,48 +73,78 @@ def save(run: Run) -> None:
 
 
 def resume(run: Run) -> None:
-    """Take up at the last checkpoint; what was measured after it is measured again."""
+    """Take up at the last checkpoint, which decides: what was measured after it is measured again.
+
+    It holds all that was measured before, so that a file of metrics that was lost, cut or damaged is made whole.
+    """
     assert run.folder is not None
     path = run.folder / CHECKPOINT
-    state: dict[str, Any] = {"measured": 0}
-    if path.exists():
+    if is_there(path):
         state = load_checkpoint(path, known_classes(run.config.optimizer))
-        identities = (run.config.identity(), run.config.identity(as_written=True))
-        for name, ours in (("identity", identities), ("data_sha256", (run.task.sha256,))):
-            if state.get(name) not in ours:
-                raise UserError(
-                    f"{path} is of another run: its {name} is {state.get(name)}, and this run's is {ours[0]}"
-                )
-        run.model.load_state_dict(state["model"])
-        run.optimizer.load_state_dict(state["optimizer"])
-        if run.average is not None:
-            run.average.load_state_dict(state["average"])
-        for name in ("step", "seconds", "hidden", "loss_sum", "pairs_sum", "summed"):
-            setattr(run, name, state[name])
-        run.load_more(state)
-        torch.set_rng_state(state["random"])
+        _check(run, state, path)
+        try:
+            run.metrics = _metrics(run, state)
+            _take(run, state)
+        except (UserError, KeyboardInterrupt):
+            raise
+        except Exception as error:  # whatever an optimizer raises for a state that is not its own
+            raise UserError(f"{path} does not fit this run ({type(error).__name__}: {error}); {AGAIN}") from error
         recall_cycles(run.folder, run.optimizer)
-    run.metrics = read_lines(run.folder / METRICS)[: state["measured"]]
-    if len(run.metrics) < state["measured"]:
-        raise UserError(
-            f"{run.folder / METRICS} has {len(run.metrics)} evaluations, and the checkpoint knows of "
-            f"{state['measured']}: delete the folder to run it anew"
-        )
-    if not run.team.writes:
-        return
-    kept = "".join(json_text(record) + "\n" for record in run.metrics)
-    write_atomically(run.folder / METRICS, kept.encode())
+        run.is_resumed = True
+    if run.team.writes:
+        write_atomically(run.folder / METRICS, metrics_text(run).encode())
+
+
+def _check(run: Run, state: dict[str, Any], path: Path) -> None:
+    """Is it of this run, and are its numbers such as a run has?"""
+    identities = (run.config.identity(), run.config.identity(as_written=True))
+    for name, ours in (("identity", identities), ("data_sha256", (run.task.sha256,))):
+        if state.get(name) not in ours:
+            raise UserError(f"{path} is of another run: its {name} is {state.get(name)}, and this run's is {ours[0]}")
+    numbers = {"step": number(0, run.total, whole=True), "seconds": number(0.0)}
+    counts = dict.fromkeys(("pairs_sum", "summed", "measured"), count)
+    check(state, record({**numbers, **counts}, {"metrics": text}), path)
+    loss = state["loss_sum"]
+    if not isinstance(loss, torch.Tensor) or loss.shape != () or loss.dtype != run.loss_sum.dtype:
+        raise UserError(f"{path} does not fit this run: its loss_sum is no number of float64; {AGAIN}")
+
+
+def _take(run: Run, state: dict[str, Any]) -> None:
+    run.model.load_state_dict(state["model"])
+    run.optimizer.load_state_dict(state["optimizer"])
+    if run.average is not None:
+        run.average.load_state_dict(state["average"])
+    for name in ("step", "seconds", "hidden", "loss_sum", "pairs_sum", "summed"):
+        setattr(run, name, state[name])
+    run.load_more(state)
+    torch.set_rng_state(state["random"])
+
+
+def _metrics(run: Run, state: dict[str, Any]) -> list[dict[str, Any]]:
+    """Those that the checkpoint knows of."""
+    assert run.folder is not None
+    wanted = state["measured"]
+    if "metrics" in state:
+        known = [parse_json(line) for line in state["metrics"].splitlines()]
+        check(known, several(MEASUREMENT, wanted), run.folder / CHECKPOINT)
+        return known
+    found = read_lines(run.folder / METRICS)[:wanted]  # versions up to 0.2 had them in the file alone
+    if len(found) < wanted:
+        lost = f"{METRICS} had {len(found)} of {wanted} evaluations when the run was resumed; the others are lost"
+        keep_warning(run.folder, lost)
+    return found
+
+
+def metrics_text(run: Run) -> str:
+    """All lines of ``metrics.jsonl``."""
+    return "".join(json_text(record) + "\n" for record in run.metrics)
 
 
 def measured(run: Run, record: dict[str, Any]) -> None:
     """One more line of ``metrics.jsonl``."""
     if run.folder is None or not run.team.writes:
         return
-    try:
-        with (run.folder / METRICS).open("a", encoding="utf-8") as file:
-            file.write(json_text(record) + "\n")
-    except OSError as error:
-        raise UserError(f"cannot write {run.folder / METRICS}: {error.strerror}") from error
+    append(run.folder / METRICS, (json_text(record) + "\n").encode())
     _keep(run)
 
 
