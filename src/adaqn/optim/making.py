@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from adaqn.optim.curvatures import ModelCurvature
+from adaqn.optim.layout import size_of_state
+from adaqn.optim.memory import check_fits
 from adaqn.optim.method import Method
 from adaqn.optim.state import State
 from adaqn.parameters.flat import FlatParameters
@@ -21,10 +24,20 @@ def flat_for(method: Method, params: list[Tensor]) -> FlatParameters:
 
 def new_state(method: Method, flat: FlatParameters, *, momentum: bool) -> State:
     """For parameters of which nothing is known yet."""
+    _check_memory(method, flat, momentum=momentum)
     parts = method.parts()
     if isinstance(parts.curvature, ModelCurvature):
         parts.curvature.attach(flat)
     return State(flat, method, parts, momentum=momentum)
+
+
+def _check_memory(method: Method, flat: FlatParameters, *, momentum: bool) -> None:
+    """Before anything is made: memory that is promised and not there ends a process without a word."""
+    size, elsewhere = size_of_state(flat, method, momentum=momentum), method.storage.fisher_device
+    what, advice = f"the history of {flat.n:,} parameters", "keep fewer pairs, or fewer gradients in F̃"
+    check_fits(size.total - (0 if elsewhere is None else size.gradients), flat.device, what, advice)
+    if elsewhere is not None:
+        check_fits(size.gradients, torch.device(elsewhere), what, advice)
 
 
 def moved(old: State, params: list[Tensor]) -> State:

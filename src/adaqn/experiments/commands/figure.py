@@ -27,6 +27,7 @@ from adaqn.experiments.results.report import write_report
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.folder import finished, folder_name
 from adaqn.experiments.training.opening import open_run
+from adaqn.experiments.training.parallel import check_workers
 from adaqn.experiments.training.storage import json_text, write_json
 from adaqn.experiments.training.timing import Cost, cost_of
 from adaqn.experiments.training.whole_settings import EVALUATIONS, PROBLEMS
@@ -96,8 +97,7 @@ def figure(
     if panel:
         spec = panels.with_panels(spec, panel)
     path = tuning or (out / f"tuning-{scale}.json" if tune else packaged(scale))
-    if workers < 1:
-        raise UserError(f"workers must be at least 1, got {workers}")
+    check_workers(workers)
     asked = [f"--panel {shlex.quote(word)}" for word in panel or []]
     asked += [f"--optimizers {optimizers}"] if optimizers else []
     asked += [f"--epochs {epochs:g}"] if epochs else []

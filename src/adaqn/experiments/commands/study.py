@@ -21,7 +21,7 @@ from adaqn.experiments.study.plan import FILE, WHOLE, Plan, chosen, plan_file, w
 from adaqn.experiments.study.summary import Line, lines, mean_text, range_text
 from adaqn.experiments.study.whole_page import as_whole_rows, write_whole_page
 from adaqn.experiments.study.whole_summary import median_text, span_text, whole_lines
-from adaqn.experiments.training.parallel import RunListener
+from adaqn.experiments.training.parallel import RunListener, check_workers
 from adaqn.experiments.training.storage import json_text
 
 WIDTH = 132
@@ -56,8 +56,7 @@ def study(
     as_json: AsJson = False,
 ) -> None:
     """Every optimizer on every cell: five step sizes each on seed 0, then three seeds at the best on validation."""
-    if workers < 1:
-        raise UserError(f"workers must be at least 1, got {workers}")
+    check_workers(workers)
     if page is not None and (cell or method):
         raise UserError("a page shows the whole study: leave out --cell and --method")
     if time and method:

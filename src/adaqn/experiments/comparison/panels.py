@@ -17,6 +17,9 @@ from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.folder import Finished
 from adaqn.experiments.training.parallel import RunListener, run_all
 
+MOST_SEEDS = 1_000
+"""Of a curve: all runs are planned before the first is made."""
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -146,8 +149,8 @@ def with_sizes(comparison: Comparison, **changes: Any) -> Comparison:
 
 def plan(comparison: Comparison, seeds: int, tuned: Tuned = untuned) -> list[Planned]:
     """Every run, each once."""
-    if seeds < 1:
-        raise UserError(f"seeds must be at least 1, got {seeds}")
+    if not 1 <= seeds <= MOST_SEEDS:
+        raise UserError(f"seeds must be from 1 to {MOST_SEEDS}, got {seeds}")
     planned: dict[str, Planned] = {}
     for panel in comparison.panels:
         for variant in panel.variants:

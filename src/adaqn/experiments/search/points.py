@@ -18,6 +18,7 @@ from adaqn.experiments.errors import UserError
 from adaqn.experiments.optimizers import entry
 from adaqn.experiments.training.config import RunConfig
 
+MOST_RUNS = 10_000
 SEARCHES = ("grid", "staged", "lr", "ladder")
 
 
@@ -85,6 +86,8 @@ def check(search: str, optimizer: str, budget: int) -> None:
     """Can that search be made with so many runs?"""
     if search not in SEARCHES:
         raise UserError(f"no search called {search!r}: give one of {', '.join(SEARCHES)}")
+    if budget > MOST_RUNS:
+        raise UserError(f"the budget must be at most {MOST_RUNS} runs of each optimizer, got {budget}")
     count = len(choices(optimizer))
     if search == "grid" and (budget < 1 or budget % count):
         raise UserError(f"the budget of {optimizer} must be a multiple of {count}, its choices beside lr; got {budget}")

@@ -27,7 +27,7 @@ from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.folder import folder_name
 from adaqn.experiments.training.opening import open_run
 from adaqn.experiments.training.options import resolved
-from adaqn.experiments.training.parallel import Workers, started_workers
+from adaqn.experiments.training.parallel import Workers, check_workers, started_workers
 
 Curves = dict[str, RunConfig]
 """What is tuned, by name: each an optimizer, perhaps with options of its own."""
@@ -60,8 +60,7 @@ def tune(
     """Run the whole search; returns for each curve its best point by validation loss, and all points."""
     for base in curves.values():
         check(search, base.optimizer, budget)
-    if workers < 1:
-        raise UserError(f"workers must be at least 1, got {workers}")
+    check_workers(workers)
     # Only what was asked for: an option that a preset says may be the one that is searched.
     curves = {curve: replace(resolved(base), options=base.options) for curve, base in curves.items()}
     for base in curves.values():

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from adaqn.experiments.comparison.panels import Panel, Variant, as_it_comes
+from adaqn.experiments.comparison.panels import MOST_SEEDS, Panel, Variant, as_it_comes
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.reading import read_json
 from adaqn.experiments.training.config import RunConfig
@@ -52,8 +52,8 @@ def whole_study(path: Path = FILE) -> Plan:
         ]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{path} is no file of cells ({type(error).__name__}: {error})") from error
-    if seeds < 1 or points < 1:
-        raise UserError(f"{path}: seeds and points must be at least 1, got {seeds} and {points}")
+    if not (1 <= seeds <= MOST_SEEDS and 1 <= points <= MOST_SEEDS):
+        raise UserError(f"{path}: seeds and points must be from 1 to {MOST_SEEDS}, got {seeds} and {points}")
     return Plan(tuple(panels), seeds)
 
 

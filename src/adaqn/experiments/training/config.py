@@ -12,7 +12,7 @@ import torch
 
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.problems.networks import CELLS
-from adaqn.experiments.schema import shown
+from adaqn.experiments.schema import LARGEST, shown
 from adaqn.experiments.training import whole_settings
 from adaqn.experiments.training.whole_settings import DTYPES, PROBLEMS, SCHEDULES, is_whole
 
@@ -94,6 +94,9 @@ class RunConfig:
         }[self.task]
 
     def _check(self) -> None:
+        for name, value in self.to_json().items():
+            if isinstance(value, int) and abs(value) > LARGEST:
+                raise UserError(f"{name} must be at most {LARGEST}, got {value:.3g}")
         for name in ("layers", "hidden", "monitor_size", "evaluations"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -106,8 +109,8 @@ class RunConfig:
                 raise UserError(f"{name} must be a positive number, got {value}")
         if self.average is not None and not 0.0 < self.average < 1.0:
             raise UserError(f"average must lie between 0 and 1, got {self.average}: 0.99 averages about 100 steps")
-        if not (math.isfinite(self.epochs) and self.epochs > 0):
-            raise UserError(f"epochs must be a positive number, got {self.epochs}")
+        if not 0 < self.epochs <= MOST_EPOCHS:
+            raise UserError(f"epochs must be a positive number of at most {MOST_EPOCHS:g}, got {self.epochs}")
         if self.model not in CELLS or (self.task == "mlp" and self.model not in ("tanh", "relu")):
             allowed = CELLS[:2] if self.task == "mlp" else CELLS
             raise UserError(f"no model called {self.model!r} for {self.task}: give one of {', '.join(allowed)}")
@@ -196,6 +199,7 @@ NULLABLE = {f.name for f in fields(RunConfig) if f.default is None}
 ADDED = ("problem", "points", "resample", "schedule", "warm_up", "dtype")
 LARGEST_SEED = 2**31 - 1
 MOST_THREADS = 1024
+MOST_EPOCHS = 1e9
 
 
 def check_machine(threads: int, device: str) -> int:

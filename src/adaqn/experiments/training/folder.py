@@ -143,6 +143,8 @@ def claimed(folder: Path) -> Iterator[None]:
         made = make_folder(folder)
         lock = FileLock(folder / LOCK)
         lock.acquire(timeout=0)
+        for path in folder.glob(".*.tmp"):  # of writers that were killed
+            path.unlink(missing_ok=True)
     except Timeout as error:
         raise UserError(f"cannot work in {folder}: another process is at work there") from error
     except (OSError, ValueError) as error:  # a null byte in the name is the latter

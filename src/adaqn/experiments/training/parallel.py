@@ -29,6 +29,8 @@ REPORT_EVERY = 0.2
 """Seconds between two messages of a worker about its progress."""
 
 
+MOST_WORKERS = 256
+"""Each is a process with torch in it, of several hundred megabytes."""
 LOOK_EVERY = 0.2
 """Seconds between two looks for an interrupt."""
 LOST = "a worker process was killed, perhaps for want of memory; run the same command again to go on"
@@ -100,11 +102,17 @@ class Workers:
             raise KeyboardInterrupt
 
 
+def check_workers(count: int) -> int:
+    """The number of processes, once it is one that a machine can start."""
+    if not 1 <= count <= MOST_WORKERS:
+        raise UserError(f"workers must be at least 1 and at most {MOST_WORKERS}, got {count}")
+    return count
+
+
 @contextmanager
 def started_workers(count: int) -> Iterator[Workers]:
     """Within the block they work; left by an exception or by Ctrl-C, each saves where it is."""
-    if count < 1:
-        raise UserError(f"workers must be at least 1, got {count}")
+    check_workers(count)
     context = mp.get_context("spawn")
     with started(SyncManager(ctx=context)) as manager, interrupts_noted() as interrupted:
         pool = ProcessPoolExecutor(count, mp_context=context, initializer=_as_worker)
@@ -130,7 +138,7 @@ def run_all(
 ) -> list[Finished]:
     """All runs, so many at a time; in the order of ``configs``."""
     folders = [root / folder_name(config) for config in configs]
-    with started_workers(workers) as team:
+    with started_workers(min(check_workers(workers), len(configs))) as team:
         pairs = zip(configs, folders, strict=True)
         futures = [team.submit(config, folder, data_dir, index) for index, (config, folder) in enumerate(pairs)]
         _listen(futures, team, listener)

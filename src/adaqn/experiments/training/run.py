@@ -23,6 +23,7 @@ from adaqn.experiments.training import saving
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.folder import CHECKPOINT, METRICS_CHECKSUM, RESULT, sha256
 from adaqn.experiments.training.interrupts import interrupts_noted
+from adaqn.experiments.training.memory import check_optimizer, check_run
 from adaqn.experiments.training.options import make_optimizer, resolved
 from adaqn.experiments.training.schedule import Schedule
 from adaqn.experiments.training.stepping import take_step
@@ -58,6 +59,7 @@ class Run:
         team.check(self.config)
         self.folder = folder
         self.team = team
+        check_run(self.config)
         torch.set_num_threads(self.config.threads)
         torch.manual_seed(self.config.seed)
         self.task = make_task(self.config, data_dir)
@@ -66,6 +68,7 @@ class Run:
         self.optimizer = make_optimizer(
             self.config.optimizer, self.config.lr, self.config.options, self.model, self.task
         )
+        check_optimizer(self.optimizer, self.config)
         self.wrapped = team.wrapped(self.model)
         self.has_pairs = isinstance(self.optimizer, QuasiNewton)
         self.kind = entry(self.config.optimizer).step
