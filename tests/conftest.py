@@ -2,6 +2,7 @@ import importlib.util
 import os
 import shutil
 import signal
+from collections import Counter
 
 import pytest
 import torch
@@ -42,6 +43,18 @@ def chromium() -> str:
     if MISSING:
         pytest.skip(NOT_IN_A_BROWSER)
     return CHROMIUM
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How many cases were drawn, of tests that say so with ``record_property("tried", {what: number})``."""
+    tried: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if getattr(report, "when", None) == "call":
+                for name, value in report.user_properties:
+                    tried.update(value if name == "tried" else {})
+    if tried:
+        terminalreporter.write_line("drawn: " + ", ".join(f"{count:,} {what}" for what, count in sorted(tried.items())))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -21,6 +21,8 @@ def write_atomically(path: Path, *parts: bytes) -> None:
     """The file is the old one or the new one, never half of either, even if the power fails."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        if path.exists() and not path.is_file():  # root could put a file into the place of a device
+            raise UserError(f"cannot write {path}: there is something that is no file; it was left in place")
         make_folder(path.parent)
         with temporary.open("wb") as file:
             file.writelines(parts)
