@@ -9,6 +9,7 @@ from adaqn.core.outcome import Outcome
 from adaqn.explain.explanation import Explanation
 from adaqn.explain.finding import HINT, NOTE, WARNING, Finding, number, percent, times
 from adaqn.explain.record import as_text, from_text, mapped
+from adaqn.explain.typed import checked
 from adaqn.fullbatch.events import Iteration, WholeStats
 from adaqn.fullbatch.minimization import BUDGET
 
@@ -53,7 +54,7 @@ class WholeRecord:
             values = mapped(read, from_text)
             events = ({**event, "outcome": Outcome(event["outcome"])} for event in values["recent"])
             recent = tuple(Iteration(**event) for event in events)
-            return WholeRecord(**{**values, "stats": WholeStats(**values["stats"]), "recent": recent})
+            return checked(WholeRecord(**{**values, "stats": WholeStats(**values["stats"]), "recent": recent}))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(f"not the record of an optimizer ({type(error).__name__}: {error})") from error
 

@@ -17,6 +17,7 @@ from adaqn.core.acceptance import FactorTest, PairedTest, RejectTest
 from adaqn.core.curvature import AccumulatedFisher
 from adaqn.core.outcome import Outcome
 from adaqn.core.pairs import CURVATURE_TESTS, TowardsH0
+from adaqn.explain.typed import checked
 from adaqn.optim.events import RECENT, CycleEvent, Stats
 from adaqn.optim.family import Common
 from adaqn.optim.layout import Size, size_of_state
@@ -112,14 +113,15 @@ class Record:
             settings = {name: _as_tuple(value) for name, value in read["settings"].items() if name not in _GONE}
             sizes = {name: Size(**settings[name]) for name in ("size", "size_in_bfloat16")}
             cycles = ({**cycle, "outcome": Outcome(cycle["outcome"])} for cycle in read["cycles"])
-            return Record(
+            record = Record(
                 Settings(**{**settings, **sizes}),
                 Stats(**read["stats"]),
                 read["skips_in_row"],
                 read["unstored_in_row"],
                 tuple(CycleEvent(**cycle) for cycle in cycles),
             )
-        except (KeyError, TypeError, AttributeError) as error:
+            return checked(record)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(f"not the record of an optimizer ({type(error).__name__}: {error})") from error
 
 
