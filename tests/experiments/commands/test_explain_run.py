@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from laboratory import at_step
+from laboratory import at_step, unsealed
 from typer.testing import CliRunner
 
 from adaqn.experiments.commands.app import app
@@ -153,3 +153,24 @@ def test_what_is_no_run_of_the_family_is_one_clear_error(tmp_path):
     for text in ("{", "[]", '{"cycles": 3}'):
         (tmp_path / "damaged" / CYCLES).write_text(text, encoding="utf-8")
         assert f"{tmp_path / 'damaged' / CYCLES} is damaged" in refused(tmp_path / "damaged")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda values: values["stats"].update(steps="many"),
+        lambda values: values["stats"].update(steps=None),
+        lambda values: values["stats"].update(step_multiplier=[1]),
+        lambda values: values["settings"].update(lr=3),
+        lambda values: values["settings"].update(lr=["x"]),
+        lambda values: values["settings"].update(size={"pairs": "x", "gradients": 0, "h0": 0, "others": 0}),
+        lambda values: values["cycles"][0].update(outcome="nosuch"),
+        lambda values: values["cycles"][0].update(candidate_loss={}),
+        lambda values: values.update(skips_in_row=True),
+        lambda values: values.update(cycles={}),
+    ],
+)
+def test_values_of_another_type_are_one_line(tmp_path, change):
+    run_one(replace(SMALL, steps=12), tmp_path)
+    unsealed(tmp_path / CYCLES, change)
+    assert f"{tmp_path / CYCLES} is damaged, or of another version: not the record of an optimizer" in refused(tmp_path)

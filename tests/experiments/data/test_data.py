@@ -174,6 +174,15 @@ def test_idx_refuses_what_is_not_right(content):
         read_idx(content, content[3] if len(content) > 3 and content[:2] == b"\0\0" else 1)
 
 
+@pytest.mark.parametrize("behind", [gzip.compress(b"more"), b"x", b"\0" * 9], ids=["member", "byte", "zeros"])
+def test_a_gzip_file_with_something_behind_its_end_is_refused(behind):
+    """The rest would be ignored: readers differ in what such a file holds."""
+    packed = gzip.compress(idx((4,), b"abcd"))
+    assert read_idx(packed, 1).tolist() == list(b"abcd")
+    with pytest.raises(UserError, match=f"has {len(behind)} bytes after the end of its gzip stream: refused"):
+        read_idx(packed + behind, 1)
+
+
 @given(st.binary(max_size=64), st.integers(1, 3))
 def test_idx_never_fails_in_another_way(content, dimensions):
     """Any bytes: a tensor of exactly those bytes, or one clear error."""

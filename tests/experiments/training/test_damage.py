@@ -149,12 +149,25 @@ def test_what_was_written_is_on_the_disk_with_its_name(tmp_path, monkeypatch):
     assert (tmp_path / "a" / "lines").read_bytes() == b"1\n2\n"
 
 
+def test_nothing_takes_the_place_of_a_device_or_a_folder(tmp_path):
+    """As root one could."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for name in ("pipe", "folder"):
+        with pytest.raises(UserError, match="there is something that is no file; it was left in place"):
+            storage.write_atomically(tmp_path / name, b"1")
+    assert (tmp_path / "pipe").is_fifo()
+    assert (tmp_path / "folder").is_dir()
+
+
 CHANGES = {
     "step of a billion": lambda s: s.update(step=10**9),
     "step below 0": lambda s: s.update(step=-1),
     "step as text": lambda s: s.update(step="4"),
     "step as a tensor": lambda s: s.update(step=torch.ones(3)),
+    "step of thousands of digits": lambda s: s.update(step=10**5_000),
     "seconds": lambda s: s.update(seconds=float("nan")),
+    "seconds without end": lambda s: s.update(seconds=10**400),
     "measured": lambda s: s.update(measured=None),
     "metrics": lambda s: s.update(metrics=3),
     "metrics that are no JSON": lambda s: s.update(metrics="{\n"),

@@ -35,7 +35,7 @@ T = TypeVar("T")
 METRICS_CHECKSUM = "metrics_sha256"
 """Entry of a result: the checksum of ``metrics.jsonl``, which has none of its own while it grows."""
 
-SECONDS = number(0.0)
+SECONDS = number(0.0, 1e15)
 MEASUREMENT = record(
     {"step": count, "epoch": SECONDS, "seconds": SECONDS, "valid_loss": loss, "test_loss": loss},
     {

@@ -101,7 +101,7 @@ def _check(run: Run, state: dict[str, Any], path: Path) -> None:
     for name, ours in (("identity", identities), ("data_sha256", (run.task.sha256,))):
         if state.get(name) not in ours:
             raise UserError(f"{path} is of another run: its {name} is {state.get(name)}, and this run's is {ours[0]}")
-    numbers = {"step": number(0, run.total, whole=True), "seconds": number(0.0)}
+    numbers = {"step": number(0, run.total, whole=True), "seconds": number(0.0, 1e15)}
     counts = dict.fromkeys(("pairs_sum", "summed", "measured"), count)
     check(state, record({**numbers, **counts}, {"metrics": text}), path)
     loss = state["loss_sum"]
