@@ -18,6 +18,7 @@ from adaqn.experiments.reading import is_there
 from adaqn.experiments.training.checkpoint import load_checkpoint, load_model
 from adaqn.experiments.training.config import LARGEST_SEED, check_machine
 from adaqn.experiments.training.folder import CHECKPOINT, stored_config
+from adaqn.experiments.training.memory import check_run
 from adaqn.experiments.training.storage import json_text
 
 MOST_SYMBOLS = 10_000_000
@@ -63,6 +64,7 @@ def drawn_text(
         raise UserError(f"seed must be from 0 to {LARGEST_SEED}, got {seed}")
     torch.set_num_threads(check_machine(threads, device))
     config = replace(stored_config(folder), device=device)
+    check_run(config.complete())
     task = make_task(config.complete(), data_dir)
     if not isinstance(task, LanguageModel):
         raise UserError(f"the run in {folder} is of {config.task}, which is no language model")

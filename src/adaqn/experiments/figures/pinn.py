@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from adaqn.experiments.problems.catalogue import make_task
 from adaqn.experiments.training.checkpoint import load_checkpoint, load_model
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.folder import CHECKPOINT, Finished
+from adaqn.experiments.training.memory import check_run
 
 RIVALS = "torch-lbfgs,adam-lbfgs,adam,soap,scipy-lbfgs"
 VIEWS = tuple(View(metric, against) for metric in ("test_loss", "test_error") for against in ("epoch", "seconds"))
@@ -79,8 +81,9 @@ def _map(axes: Axes, solution: Solution, values: Any, title: str, problem: str, 
 
 def found_solution(run: Finished) -> Any:
     """What the network of a finished run says on the grid of the solution."""
-    config = RunConfig.from_json(run.result["config"])
+    config = replace(RunConfig.from_json(run.result["config"]), device="cpu", threads=1).complete()
     assert config.problem is not None
+    check_run(config)
     task = make_task(config)
     model = task.model()
     load_model(model, load_checkpoint(run.folder / CHECKPOINT), run.folder / CHECKPOINT)

@@ -11,6 +11,7 @@ from adaqn.experiments.errors import UserError
 from adaqn.experiments.figures.pinn import found_solution
 from adaqn.experiments.physics.equations import EQUATIONS, solution_of
 from adaqn.experiments.results.groups import Group
+from adaqn.experiments.training.folder import Finished
 
 MOST = 64
 """Points of a map in one direction: the page holds every number."""
@@ -21,10 +22,10 @@ def maps(groups: Sequence[Group]) -> dict[str, Any] | None:
     problem = groups[0].config.problem
     if problem not in EQUATIONS:
         return None
-    runs = [(group, run) for group in groups for run in group.runs if np.isfinite(run.result["final"]["test_error"])]
+    runs = [(group, run) for group in groups for run in group.runs if np.isfinite(_error(run))]
     if not runs:
         return None
-    group, best = min(runs, key=lambda pair: pair[1].result["final"]["test_error"])
+    group, best = min(runs, key=lambda pair: _error(pair[1]))
     try:
         found = found_solution(best)
     except UserError:
@@ -42,6 +43,10 @@ def maps(groups: Sequence[Group]) -> dict[str, Any] | None:
         "name": group.name,
         "relative": best.result["final"]["test_error"],
     }
+
+
+def _error(run: Finished) -> float:
+    return float(run.result["final"].get("test_error", np.nan))
 
 
 def _digits(values: Any) -> Any:

@@ -122,4 +122,6 @@ class Evaluator:
         if not 0 <= state["count"] <= self.budget:
             raise ValueError(f"its evaluations are {state['count']}, and this run has {self.budget}")
         self.count, self.last, self.lowest = int(state["count"]), float(state["last"]), float(state["lowest"])
-        self.weights, self.gradients = (list(state[name]) for name in names)
+        self.weights, self.gradients = (
+            [tensor.to(p) for tensor, p in zip(state[name], self.params, strict=False)] for name in names
+        )

@@ -21,6 +21,7 @@ from adaqn.experiments.problems.catalogue import make_task
 from adaqn.experiments.reading import LARGEST_JSON, content, is_there, read_json, read_lines
 from adaqn.experiments.schema import count, loss, number, record, text
 from adaqn.experiments.training.config import RunConfig
+from adaqn.experiments.training.memory import check_run
 from adaqn.experiments.training.options import resolved
 from adaqn.experiments.training.storage import WARNINGS, make_folder, write_sealed
 from adaqn.explain.fullbatch import WholeRecord, whole_record_of
@@ -121,6 +122,7 @@ def check_data(done: Finished, config: RunConfig, data_dir: Path | None) -> None
 
 def data_sha256(config: RunConfig, data_dir: Path | None) -> str:
     c = config.complete()
+    check_run(c)
     path = Path(c.data)
     changed = path.stat().st_mtime_ns if path.is_file() else 0
     values = json.dumps(replace(c, seed=0, optimizer="adam", options={}).to_json())

@@ -114,7 +114,8 @@ def _take(run: Run, state: dict[str, Any]) -> None:
     run.optimizer.load_state_dict(state["optimizer"])
     if run.average is not None:
         run.average.load_state_dict(state["average"])
-    for name in ("step", "seconds", "hidden", "loss_sum", "pairs_sum", "summed"):
+    run.loss_sum = state["loss_sum"].to(run.loss_sum.device)
+    for name in ("step", "seconds", "hidden", "pairs_sum", "summed"):
         setattr(run, name, state[name])
     run.load_more(state)
     torch.set_rng_state(state["random"])

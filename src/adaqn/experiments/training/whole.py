@@ -230,7 +230,7 @@ class WholeRun(Run):
         if "evaluator" not in state:
             raise UserError("the checkpoint was made by a version without whole batches: delete the folder")
         self.evaluator.load(state["evaluator"])
-        self.stopped_at = state["stopped_at"]
+        self.stopped_at = None if state["stopped_at"] is None else int(state["stopped_at"])
         if self.config.resample:
             self.sample = state["sample"]
             self.batch = self.task.sample(self.sample)
