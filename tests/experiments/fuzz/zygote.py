@@ -3,11 +3,13 @@
 Started as a program it reads requests from its input, one JSON document a line, and answers each with the exit code.
 """
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 NOBODY = 65_534
@@ -47,12 +49,44 @@ def serve():
     import adaqn.experiments.commands.app as app  # everything that a command may need, once
 
     answers = os.fdopen(os.dup(1), "w")
+    warm_up(app)
     for line in sys.stdin:
         request = json.loads(line)
         child = os.fork()
         if child == 0:
             become(request, app)
         print(waited(child, request), file=answers, flush=True)
+
+
+def warm_up(app):
+    """Some modules are loaded when they are first needed; who has given up his rights may not be able to read them."""
+    with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere:
+        run = [
+            *[
+                "--limit",
+                "2000",
+                "--layers",
+                "1",
+                "--hidden",
+                "4",
+                "--batch-size",
+                "4",
+                "--length",
+                "10",
+                "--steps",
+                "2",
+                "--out",
+            ],
+            f"{folder}/run",
+        ]
+        for words in (["train", *run], ["sample", run[-1]], ["explain", run[-1]], ["report", folder]):
+            sys.argv = ["adaqn", *words]
+            with (
+                contextlib.suppress(SystemExit),
+                contextlib.redirect_stdout(nowhere),
+                contextlib.redirect_stderr(nowhere),
+            ):
+                app.run()
 
 
 def become(request, app):
