@@ -61,24 +61,8 @@ def serve():
 def warm_up(app):
     """Some modules are loaded when they are first needed; who has given up his rights may not be able to read them."""
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere:
-        run = [
-            *[
-                "--limit",
-                "2000",
-                "--layers",
-                "1",
-                "--hidden",
-                "4",
-                "--batch-size",
-                "4",
-                "--length",
-                "10",
-                "--steps",
-                "2",
-                "--out",
-            ],
-            f"{folder}/run",
-        ]
+        sizes = ["--limit", "2000", "--layers", "1", "--hidden", "4", "--batch-size", "4", "--length", "10"]
+        run = [*sizes, "--steps", "2", "--out", f"{folder}/run"]
         for words in (["train", *run], ["sample", run[-1]], ["explain", run[-1]], ["report", folder]):
             sys.argv = ["adaqn", *words]
             with (
