@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from laboratory import unsealed
 from typer.testing import CliRunner
 
 from adaqn.experiments.commands.app import app
@@ -140,9 +141,8 @@ def test_a_row_goes_on_where_another_machine_stopped(small: Path, tmp_path: Path
     cell = ("--cells", small, "--results", results, "--cell", "sum")
     adaqn(*cell, "--out", tmp_path / "one", "--workers", "1")
     path = results / "sum" / "adam.json"
-    said = json.loads(path.read_text())
-    gone = said["runs"].pop()
-    path.write_text(json.dumps(said))
+    gone = json.loads(path.read_text())["runs"][-1]
+    unsealed(path, lambda said: said["runs"].pop())
     adaqn(*cell, "--out", tmp_path / "two", "--workers", "1")
     made = list((tmp_path / "two" / "runs").iterdir())
     assert len(made) == 1
@@ -194,7 +194,7 @@ def test_a_part_of_the_study_does_not_replace_the_page_or_the_times(small: Path,
         with pytest.raises(UserError, match="leave out"):
             adaqn("--cells", small, "--results", tmp_path / "results", *words)
     page.write_text("# Results\n\n<!-- tables: begin -->\nold\n")
-    for path, said in ((page, "left in place"), (tmp_path, "not a file")):
+    for path, said in ((page, "left in place"), (tmp_path, "a folder, where a file should be")):
         with pytest.raises(UserError, match=said):
             adaqn("--cells", small, "--results", tmp_path / "results", "--page", path)
     assert page.read_text().endswith("old\n")
@@ -224,13 +224,13 @@ def test_a_run_that_is_not_whole_is_told(small: Path, tmp_path: Path) -> None:
     panel = whole_study(small).panels[0]
     row = Row(panel, ADAM, tmp_path)
     whole = {
-        "lr": 0.001, "seed": 0, "unit": "nats", "end": {"valid_loss": 1.0, "test_loss": 1.0},
-        "trace": {name: [1.0] for name in TRACES},
+        "lr": 0.001, "seed": 0, "unit": "nats", "seconds": 1.0, "end": {"valid_loss": 1.0, "test_loss": 1.0},
+        "trace": {name: [1] for name in TRACES},
     }  # fmt: skip
     row.path.parent.mkdir()
     for broken in ({**whole, "end": {}}, {**whole, "trace": {**whole["trace"], "step": []}}, {"lr": 0.001}, 3):
         row.path.write_text(json.dumps({**row.settings(), "runs": [broken]}))
-        with pytest.raises(UserError, match="not whole"):
+        with pytest.raises(UserError, match=r"adam\.json is damaged"):
             Row(panel, ADAM, tmp_path)
     row.path.write_text(json.dumps({**row.settings(), "runs": [whole]}))
     assert Row(panel, ADAM, tmp_path).tried() == {Point(0.001, USUAL["adam"]): 1.0}
