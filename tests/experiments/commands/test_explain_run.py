@@ -167,7 +167,7 @@ def test_what_is_no_run_of_the_family_is_one_clear_error(tmp_path):
         lambda values: values["cycles"][0].update(outcome="nosuch"),
         lambda values: values["cycles"][0].update(candidate_loss={}),
         lambda values: values.update(skips_in_row=True),
-        lambda values: values.update(cycles={}),
+        lambda values: values.update(cycles={"a": 1}),
     ],
 )
 def test_values_of_another_type_are_one_line(tmp_path, change):
