@@ -22,7 +22,8 @@ ADAM = contender("adam", 4.0, 3.0, 2.0, name="Adam")
 def test_the_goal_was_reached():
     ours = contender("adaqn", 4.0, 2.0, 1.0, name="adaQN", every=15.0)
     assert headline([ours, ADAM]) == (
-        "Adam's final test loss (2.000 after 20 s and 200 steps) was reached by adaQN after 15 s and 100 steps. One seed."
+        "Adam's final test loss (2.000 after 20 s and 200 steps) was reached by adaQN after 15 s and 100 steps. "
+        "One seed."
     )
 
 

@@ -25,13 +25,12 @@ from adaqn.experiments.training.options import check_schedule
 from adaqn.experiments.training.storage import json_text, write_json
 from adaqn.experiments.training.whole_settings import is_whole
 
-
 RIVALS = "adaqn,adaqn-paper:0.00631,adagrad:0.01,adam:0.00398"
 """AdaQN as it comes; the others with the step sizes that nine runs each found for this network on other texts
 (``figures/quick.json``: Dickens and Nietzsche, tanh)."""
 
 
-@run_options("seed", epochs=3.0, evaluations=6)
+@run_options("seed", epochs=3.0, evaluations=4)
 def compare(
     base: RunConfig,
     optimizers: Annotated[

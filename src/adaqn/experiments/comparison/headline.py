@@ -88,7 +88,8 @@ def _said(ours: Contender, other: Contender) -> str:
         return f"Both {other.name} and {ours.name} ended with a loss that is not finite."
     if lost:
         kept = other if lost == [ours.name] else ours
-        return f"{lost[0]} ended with a loss that is not finite, {kept.name} at {loss_text(kept.end)} after {kept.at_the_end}."
+        ended = f"{kept.name} at {loss_text(kept.end)} after {kept.at_the_end}"
+        return f"{lost[0]} ended with a loss that is not finite, {ended}."
     goal = f"{other.name}'s final {loss} ({loss_text(other.end)} after {other.at_the_end})"
     reached = ours.when(other.end)
     if reached is not None:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from adaqn.experiments.comparison.headline import Contender
-from adaqn.experiments.comparison.plots import colour
+from adaqn.experiments.comparison.look import colour
 from adaqn.experiments.comparison.summary import VERDICTS, over_seeds, spread
 from adaqn.experiments.optimizers import TABLE
 from adaqn.experiments.training.config import RunConfig
