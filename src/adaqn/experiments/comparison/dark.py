@@ -9,9 +9,15 @@ DARK = {PAPER: "#1e2129", INK: "#dfe2e8", FAINT: "#3a3f4a", "#000000": "#dfe2e8"
 LIGHTER = 0.25
 """Of the way to white, for the other curves."""
 RC = {
-    "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "xtick.color": INK, "ytick.color": INK,
-    "grid.color": FAINT, "figure.facecolor": PAPER, "axes.facecolor": "none", "savefig.facecolor": PAPER,
-}  # fmt: skip
+    "text": {"color": INK},
+    "axes": {"labelcolor": INK, "edgecolor": INK, "facecolor": "none"},
+    "xtick": {"color": INK},
+    "ytick": {"color": INK},
+    "grid": {"color": FAINT},
+    "figure": {"facecolor": PAPER},
+    "savefig": {"facecolor": PAPER},
+}
+"""Groups of matplotlib's settings."""
 
 
 def lighter(colour: str) -> str:

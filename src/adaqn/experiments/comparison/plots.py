@@ -26,7 +26,8 @@ from adaqn.experiments.training.folder import Finished
 from adaqn.experiments.training.storage import write_atomically
 from adaqn.experiments.training.whole_settings import is_whole
 
-matplotlib.rcParams.update(RC)
+for group, values in RC.items():
+    matplotlib.rc(group, **values)
 matplotlib.rcParams["svg.hashsalt"] = "adaqn"  # the same file from the same numbers
 MARKERS = "osD^vP"
 NAMES = {
