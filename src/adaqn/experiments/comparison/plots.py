@@ -40,6 +40,8 @@ MARGIN = 0.04
 """Of the heights between the lowest and the highest that is shown."""
 DIRECT = 1.0
 """Inches more for each panel of a figure whose curves have their names beside them."""
+BEGUN = 0.6
+"""The share that is shown where the first steps say nothing."""
 DECADES_APART = 30.0
 """Losses that fall by more than this factor are drawn on a logarithmic axis, where that is allowed."""
 
@@ -105,7 +107,14 @@ def draw(
     plain(axes, legend=legend)
 
 
-def frame(axes: Axes, lines: Sequence[Line], *, shown: float = 1.0 + MARGIN, logarithmic: bool = False) -> None:
+def frame(
+    axes: Axes,
+    lines: Sequence[Line],
+    *,
+    shown: float = 1.0 + MARGIN,
+    logarithmic: bool = False,
+    with_ends: bool = False,
+) -> None:
     """From the lowest value up to the highest start: a run that blew up may leave the picture.
 
     Args:
@@ -113,6 +122,7 @@ def frame(axes: Axes, lines: Sequence[Line], *, shown: float = 1.0 + MARGIN, log
         lines: what is drawn in them.
         shown: the share of those heights that is shown.
         logarithmic: may the axis be, where losses fall by decades?
+        with_ends: show more than that share where a line ends above it.
     """
     starts = [line.mean[0] for line in lines if math.isfinite(line.mean[0])]
     ends = [value for line in lines for value in line.low if math.isfinite(value)]
@@ -121,8 +131,12 @@ def frame(axes: Axes, lines: Sequence[Line], *, shown: float = 1.0 + MARGIN, log
     top, bottom = max(starts), min(ends)
     if logarithmic and 0.0 < bottom < top / DECADES_APART:
         axes.set_yscale("log")
-    else:
-        axes.set_ylim(bottom - MARGIN * (top - bottom), bottom + shown * (top - bottom))
+        return
+    last = [line.mean[-1] for line in lines if line.mean[-1] <= top] if with_ends else []
+    axes.set_ylim(
+        bottom - MARGIN * (top - bottom),
+        max([bottom + shown * (top - bottom), *(end + MARGIN * (top - bottom) for end in last)]),
+    )
 
 
 def name_axes(axes: Axes, x: str, y: str, title: str = "") -> None:
@@ -195,7 +209,7 @@ def draw_panel(axes: Axes, shown: Sequence[Curve], panel: Panel, view: View, *, 
     names = {**NAMES, **WHOLE_NAMES} if whole else NAMES
     name_axes(axes, names[view.against], names[view.metric] + unit, panel.title)
     if view.metric == "test_loss":
-        frame(axes, lines, logarithmic=whole)
+        frame(axes, lines, shown=1.0 + MARGIN if legend else BEGUN, logarithmic=whole, with_ends=True)
     elif view.metric == "average_memory":
         axes.set_ylim(bottom=0.0)
     return lines

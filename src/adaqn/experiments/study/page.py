@@ -115,7 +115,7 @@ def _drawing(of_cell: list[Line], best: list[Line], size: plots.Size) -> Figure:
     figure, axes = plots.panels(size, 1, 2 if timed else 1)
     by_step = [_drawn(line, minor=line not in best, short=size is plots.PHONE) for line in of_cell]
     plots.draw(axes[0][0], by_step, legend=False)
-    plots.frame(axes[0][0], by_step, shown=0.6, logarithmic=True)
+    plots.frame(axes[0][0], by_step, shown=plots.BEGUN, logarithmic=True)
     plots.name_axes(axes[0][0], "step", f"test loss ({of_cell[0].unit})", of_cell[0].panel.title)
     label_ends(axes[0][0], by_step)
     if timed:
