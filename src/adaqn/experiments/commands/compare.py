@@ -16,7 +16,7 @@ from adaqn.experiments.commands.options import AsJson, DataDir, Workers, run_opt
 from adaqn.experiments.comparison.headline import Contender, headline
 from adaqn.experiments.comparison.panels import Comparison, Curve, Panel, Variant, View, plan, run_planned
 from adaqn.experiments.comparison.plots import draw_comparison
-from adaqn.experiments.comparison.summary import memory_text, spread, verdicts
+from adaqn.experiments.comparison.summary import spread, verdicts
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.optimizers import entry
 from adaqn.experiments.results.report import write_report
@@ -24,6 +24,7 @@ from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.options import check_schedule
 from adaqn.experiments.training.storage import json_text, write_json
 from adaqn.experiments.training.whole_settings import is_whole
+from adaqn.explain.finding import size
 
 RIVALS = "adaqn,adaqn-paper:0.00631,adagrad:0.01,adam:0.00398"
 """AdaQN as it comes; the others with the step sizes that nine runs each found for this network on other texts
@@ -142,7 +143,7 @@ def summary(curves: list[Curve]) -> list[dict[str, Any]]:
                 "spread": rounded(test["high"] - test["low"]) if len(finals) > 1 else "–",
                 "valid": rounded(spread([final["valid_loss"] for final in finals])["mean"]),
                 "seconds": round(statistics.fmean(run.result["seconds"] for run in curve.runs), 1),
-                "memory": memory_text(first.get("optimizer_bytes")),
+                "memory": "–" if first.get("optimizer_bytes") is None else size(first["optimizer_bytes"]),
                 "cycles": "–" if cycles is None else "/".join(map(str, cycles.values())),
                 "seeds": len(finals),
                 "unit": first["unit"],

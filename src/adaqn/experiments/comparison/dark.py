@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 PAPER, INK, FAINT = "#ffffff", "#22252a", "#c9ccd1"
 """What the pictures are drawn with: the background, text and axes, the grid."""
 DARK = {PAPER: "#1e2129", INK: "#dfe2e8", FAINT: "#3a3f4a", "#000000": "#dfe2e8"}
 """The same, and black curves, on a dark page."""
 LIGHTER = 0.25
 """Of the way to white, for the other curves."""
-RC = {
-    "text": {"color": INK},
-    "axes": {"labelcolor": INK, "edgecolor": INK, "facecolor": "none"},
-    "xtick": {"color": INK},
-    "ytick": {"color": INK},
-    "grid": {"color": FAINT},
-    "figure": {"facecolor": PAPER},
-    "savefig": {"facecolor": PAPER},
-}
-"""Groups of matplotlib's settings."""
+RC: dict[Any, str] = {
+    "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "xtick.color": INK, "ytick.color": INK,
+    "grid.color": FAINT, "figure.facecolor": PAPER, "axes.facecolor": "none", "savefig.facecolor": PAPER,
+}  # fmt: skip
+"""Settings of matplotlib."""
 
 
 def lighter(colour: str) -> str:

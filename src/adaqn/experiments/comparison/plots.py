@@ -26,8 +26,7 @@ from adaqn.experiments.training.folder import Finished
 from adaqn.experiments.training.storage import write_atomically
 from adaqn.experiments.training.whole_settings import is_whole
 
-for group, values in RC.items():
-    matplotlib.rc(group, **values)
+matplotlib.rcParams.update(RC)
 matplotlib.rcParams["svg.hashsalt"] = "adaqn"  # the same file from the same numbers
 MARKERS = "osD^vP"
 NAMES = {

@@ -41,18 +41,6 @@ def verdicts(finals: Sequence[dict[str, Any]]) -> dict[str, int] | None:
     return {name: sum(final[name] for final in finals) for name in VERDICTS}
 
 
-def memory_text(count: int | None) -> str:
-    """Bytes as a person reads them; a dash where they are not known.
-
-    >>> memory_text(44), memory_text(1_500_000), memory_text(None)
-    ('44 B', '1.5 MB', '–')
-    """
-    if count is None:
-        return "–"
-    power = min(3, max(0, (len(str(count)) - 1) // 3))
-    return f"{count / 1000**power:.3g} {('B', 'kB', 'MB', 'GB')[power]}"
-
-
 def first_reached(trace: list[tuple[float, float]], goal: float) -> float | None:
     """Where the curve first comes down to the goal: the step or second, on a straight line between two evaluations.
 
