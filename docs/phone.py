@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 NARROW = "(max-width: 600px)"
@@ -13,8 +13,8 @@ IMAGE = re.compile(r'<img [^>]*?src="(?P<stem>[^":]+)\.svg"[^>]*>')
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
     """Called by MkDocs with each page; ``name-phone.svg`` is what a phone gets of ``name.svg``."""
-    folder = (Path(config.site_dir) / page.file.dest_uri).parent  # pictures are copied before pages are written
-    return with_phone_pictures(output, lambda path: (folder / path).is_file())
+    folder = os.path.dirname(os.path.join(config.site_dir, page.file.dest_uri))  # may not be there yet; pictures are
+    return with_phone_pictures(output, lambda path: os.path.isfile(os.path.normpath(os.path.join(folder, path))))
 
 
 def with_phone_pictures(html: str, is_there: Callable[[str], bool]) -> str:

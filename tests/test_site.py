@@ -59,12 +59,14 @@ def test_no_page_scrolls_sideways_on_a_phone(browser, address, page):
     opened.close()
 
 
-@pytest.mark.parametrize("size, end", [(PHONE, "-phone.svg"), (DESKTOP, "nietzsche-tanh.svg")])
-def test_a_phone_gets_the_picture_that_was_drawn_for_it(browser, address, size, end):
+@pytest.mark.parametrize("page, name", [("", "nietzsche-tanh"), ("algorithm/", "cycle"), ("methods/", "rosenbrock")])
+@pytest.mark.parametrize("size, end", [(PHONE, "-phone.svg"), (DESKTOP, ".svg")])
+def test_a_phone_gets_the_picture_that_was_drawn_for_it(browser, address, page, name, size, end):
     opened = browser.new_page(viewport=size)
-    opened.goto(address)
-    picture = opened.locator("picture img")
-    assert picture.evaluate("image => image.currentSrc").endswith(end)
+    opened.goto(f"{address}/{page}")
+    picture = opened.locator("picture img").first
+    picture.scroll_into_view_if_needed()
+    assert picture.evaluate("image => image.currentSrc").endswith(f"/{name}{end}")
     assert picture.evaluate("image => image.naturalWidth") > 0
     opened.close()
 
@@ -86,12 +88,12 @@ def test_pictures_are_dark_on_a_dark_page(browser, built):
 def test_the_search_finds_weight_decay(browser, address):
     opened = browser.new_page(viewport=DESKTOP)
     opened.goto(address)
-    opened.locator('[data-md-component="search-query"]').fill("weight decay")
+    query = opened.locator('[data-md-component="search-query"]')
+    query.click()  # the index is loaded on first use
+    query.press_sequentially("weight decay")
     first = opened.locator(".md-search-result__item").first
     first.wait_for(timeout=1000 * LIMIT)
-    results = opened.locator(".md-search-result__item").all_inner_texts()
-    assert any("Weight decay" in text for text in results[:3])
-    assert any("AdaQN" in text for text in results)
+    assert "Weight decay" in first.inner_text()
     opened.close()
 
 
