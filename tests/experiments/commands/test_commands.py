@@ -9,6 +9,7 @@ import pytest
 from laboratory import ADAQN
 
 from adaqn.experiments.commands.app import app
+from adaqn.experiments.commands.compare import RIVALS, parse_optimizers
 from adaqn.experiments.training.config import RunConfig
 
 
@@ -44,6 +45,19 @@ def test_compare_leaves_a_table_figures_and_a_report(tmp_path):
     assert (tmp_path / "compared" / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert "plotly" in (tmp_path / "compared" / "report.html").read_text(encoding="utf-8")
     assert "<svg" in (tmp_path / "compared" / "curves.svg").read_text(encoding="utf-8")
+    assert printed["headline"].startswith("Adam's final test loss (")
+    assert all(row["memory"].endswith(("kB", "MB")) for row in printed["rows"])
+    again = subprocess.run(
+        [*ADAQN, "compare", *flags, "--out", "compared"], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.splitlines()[-1] == printed["headline"]
+
+
+def test_without_options_adaqn_is_compared_as_it_comes():
+    ours, *others = parse_optimizers(RIVALS)
+    assert ours == ("adaqn", None)
+    assert all(lr is not None for _, lr in others)
 
 
 @pytest.mark.parametrize(("command", "own"), [("train", set()), ("compare", {"seed"}), ("tune", set())])

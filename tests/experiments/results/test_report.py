@@ -14,8 +14,10 @@ from laboratory import unsealed
 
 from adaqn.experiments.commands import train
 from adaqn.experiments.commands.app import app
-from adaqn.experiments.comparison.plots import colour
+from adaqn.experiments.comparison.look import colour
 from adaqn.experiments.errors import UserError
+from adaqn.experiments.results import report
+from adaqn.experiments.results.groups import Group, describe
 from adaqn.experiments.results.report import as_script_data, collect, report_data, write_report
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.folder import CONFIG, METRICS, RESULT
@@ -130,6 +132,17 @@ def test_several_seeds_are_a_loop_of_the_shell():
     lines = subprocess.run(["/bin/sh", "-c", text], capture_output=True, text=True, check=True).stdout.splitlines()
     assert [line.split()[-1] for line in lines] == ["0", "2"]
     assert "--data a b.txt --optimizer" in lines[0]
+
+
+def test_the_memory_of_the_optimizer_is_told_and_may_be_missing_in_older_runs(root, data):
+    by_name = {g["optimizer"]: g for g in panel(data, "char-lm")["groups"]}
+    weights = by_name["adam"]["parameter_bytes"]
+    assert 2 * weights <= by_name["adam"]["optimizer_bytes"] < 2.2 * weights  # two moments, and a count per tensor
+    assert by_name["adaqn"]["optimizer_bytes"] > by_name["adam"]["optimizer_bytes"]
+    run = collect(root / "adam")[0][0]
+    older = {name: value for name, value in run.result.items() if not name.endswith("_bytes")}
+    group = Group(RunConfig.from_json(run.result["config"]), [replace(run, result=older)])
+    assert describe([group])[0]["optimizer_bytes"] is None
 
 
 def test_nothing_in_the_data_can_end_the_script_element():
@@ -322,17 +335,23 @@ def traces(page, title):
     return cards.locator(".scatterlayer .trace path.js-line, .barlayer .trace.bars")
 
 
+def with_trouble(data):
+    """The groups of a report with a cycle that stored no pair."""
+    judged = [g["verdicts"] for p in data["panels"] for g in p["groups"] if g["verdicts"]]
+    return [v for v in judged if sum(v["skipped"]) + sum(v["rejected"])]
+
+
 def rows(page):
     return page.locator("#table tbody:visible")
 
 
-def test_the_charts_are_drawn(page):
+def test_the_charts_are_drawn(page, data):
     assert page.locator(".panel:visible").count() == 3
     assert traces(page, "Test loss by epoch").count() == 5 + 2  # one group has two seeds, and so a band's edges
     assert traces(page, "Test loss by wall-clock time").count() == 5 + 2
     assert traces(page, "Step-size sensitivity").count() == 1
     assert traces(page, "L-BFGS memory").count() == 2 + 2
-    assert traces(page, "Verdicts").count() == 2 * 3
+    assert traces(page, "Verdicts").count() == 2 * len(with_trouble(data))
     assert rows(page).count() == 5
     assert "killed" in page.locator("#others").inner_text()
 
@@ -356,7 +375,7 @@ def test_filters_hide_and_show_rows_and_traces(page):
 
 def test_a_column_sorts_both_ways(page):
     def losses():
-        return [float(text) for text in page.locator("#table tbody tr:first-child td:nth-child(7)").all_inner_texts()]
+        return [float(text) for text in page.locator('#table td[data-name="test loss"]').all_inner_texts()]
 
     header = page.get_by_role("columnheader", name="test loss")
     header.get_by_role("button").click()
@@ -375,9 +394,110 @@ def test_a_name_with_a_script_in_it_stays_text(page):
 
 def test_the_page_does_not_scroll_sideways(page):
     assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
-    scroll = page.locator(".scroll")
-    if page.viewport_size["width"] < 600:
-        assert scroll.evaluate("e => e.scrollWidth > e.clientWidth")
+
+
+def test_on_a_phone_a_row_of_the_table_is_a_card_with_names(page):
+    if page.viewport_size["width"] > 600:
+        pytest.skip("as wide as a table")
+    assert page.locator(".scroll").evaluate("e => e.scrollWidth <= e.clientWidth")
+    cell = page.locator("#table tbody td").filter(has_text="Adam").first
+    assert cell.evaluate("e => getComputedStyle(e, '::before').content") == '"optimizer"'
+    boxes = [cell.bounding_box() for cell in page.locator("#table tbody").first.locator("tr:first-child td").all()]
+    assert all(box["x"] >= 0 and box["x"] + box["width"] <= 390 for box in boxes)
+
+
+def plot(page, title):
+    """The chart of that title in the panel of the embedded text."""
+    cards = page.locator(".panel").filter(has_text="char-lm · embedded · tanh").locator(".card")
+    return cards.filter(has=page.get_by_role("heading", name=title, exact=True)).locator(".plot")
+
+
+def axis(page, title, name="yaxis"):
+    """What plotly made of an axis."""
+    read = "(plot, name) => { const a = plot._fullLayout[name]; return {type: a.type, range: [...a.range]}; }"
+    return plot(page, title).evaluate(read, name)
+
+
+def drawn(page, title):
+    """The heights of the lines."""
+    return plot(page, title).evaluate("plot => plot.data.map(trace => [...trace.y])")
+
+
+def test_the_headline_is_on_top(page, data):
+    shown = page.locator("#headlines li").all_inner_texts()
+    said = [p["headline"] for p in data["panels"] if p["headline"]]
+    assert len(said) == 1  # the other panels have one optimizer each
+    assert shown == [f"char-lm · embedded · tanh: {said[0]}"]
+
+
+def test_axes_are_linear_or_logarithmic(page):
+    title = "Test loss by wall-clock time"
+    assert (axis(page, title)["type"], axis(page, title, "xaxis")["type"]) == ("linear", "linear")
+    loss, along = page.get_by_label("loss axis"), page.get_by_label("epochs and seconds")
+    loss.select_option("log")
+    along.select_option("log")
+    assert (axis(page, title)["type"], axis(page, title, "xaxis")["type"]) == ("log", "log")
+    loss.select_option("fit")
+    along.select_option("linear")
+    assert axis(page, title)["type"] == "linear"
+
+
+def test_the_range_begins_where_learning_has_begun_or_at_the_first_step(page, data):
+    groups = panel(data, "char-lm")["groups"]
+    start, ends = max(g["loss"]["high"][0] for g in groups), max(g["loss"]["high"][-1] for g in groups)
+    low, high = axis(page, "Test loss by epoch")["range"]
+    assert low < min(min(g["loss"]["low"]) for g in groups)
+    assert ends <= high < start
+    assert page.get_by_text("The first steps are above the picture").first.is_visible()
+    box = page.get_by_role("checkbox", name="from the first step")
+    box.check()
+    assert axis(page, "Test loss by epoch")["range"][1] > start
+    box.uncheck()
+
+
+def test_smoothing_is_a_mean_over_neighbours_that_leaves_the_ends(page):
+    before = drawn(page, "Test loss by epoch")
+    page.get_by_label("smoothing").select_option("3")
+    after = drawn(page, "Test loss by epoch")
+    for raw, smooth in zip(before, after, strict=True):
+        assert (smooth[0], smooth[-1]) == (raw[0], raw[-1])
+        assert smooth[2] == pytest.approx(sum(raw[1:4]) / 3)
+    page.get_by_label("smoothing").select_option("1")
+
+
+def test_two_runs_side_by_side_show_what_differs(page):
+    first, second = (page.locator(f"#pair select[name={side}]") for side in "ab")
+    labels = first.locator("option").all_inner_texts()
+    slow = next(i for i, text in enumerate(labels) if text.startswith("adaQN (lr 0.01"))
+    fast = next(i for i, text in enumerate(labels) if text.startswith("adaQN (lr 0.03"))
+    chosen = [first.input_value(), second.input_value()]
+    first.select_option(str(slow))
+    second.select_option(str(fast))
+    shown = [row.inner_text().split("\t") for row in page.locator("#sides tbody tr").all()]
+    settings = {name: values for name, *values in shown}
+    assert settings["lr"] == ["0.01", "0.03"]
+    assert settings["seed"] == ["0, 1", "0"]
+    assert "task" not in settings
+    assert "× the weights" in settings["memory of the optimizer"][0]
+    only = page.get_by_role("checkbox", name="only these two")
+    only.check()
+    assert rows(page).count() == 2
+    only.uncheck()
+    first.select_option(chosen[0])
+    second.select_option(chosen[1])
+
+
+def test_verdicts_are_said_in_words_where_there_is_nothing_to_draw(browser, root, tmp_path, monkeypatch):
+    calm = report_data(root / "adaqn-0")
+    verdicts = calm["panels"][0]["groups"][0]["verdicts"]
+    verdicts["skipped"] = verdicts["rejected"] = [0] * len(verdicts["stored"])
+    monkeypatch.setattr(report, "report_data", lambda root: calm)
+    page = browser.new_page()
+    page.goto(write_report(root, tmp_path / "report.html").as_uri())
+    card = page.locator(".card").filter(has=page.get_by_role("heading", name="Verdicts", exact=True))
+    assert "every one stored a pair" in card.inner_text()
+    assert not card.locator(".plot").is_visible()
+    page.close()
 
 
 def test_the_command_on_the_page_is_the_command(page, data):

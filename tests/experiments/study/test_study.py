@@ -16,12 +16,13 @@ from typer.testing import CliRunner
 
 from adaqn.experiments.commands.app import app
 from adaqn.experiments.comparison.panels import as_it_comes
+from adaqn.experiments.comparison.summary import first_reached
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.search.points import USUAL, Point, best_rung, due_rungs, step_size
 from adaqn.experiments.study.page import overview, section
 from adaqn.experiments.study.plan import chosen, whole_study
 from adaqn.experiments.study.rows import TRACES, Row
-from adaqn.experiments.study.summary import first_reached, lines
+from adaqn.experiments.study.summary import lines
 
 SMALL: dict[str, Any] = {
     "seeds": 2,

@@ -88,6 +88,11 @@ class Comparison:
     sweep: Sweep | None = None
     """Every curve at many step sizes, drawn against them, instead of at its tuned one against the epoch."""
 
+    @property
+    def labels_ends(self) -> bool:
+        """Has every view the same curves? Then those of the first are named where they end, and there is no legend."""
+        return len(self.panels) == 1 and len({view.metric for view in self.views}) == 1 and self.sweep is None
+
 
 @dataclass(frozen=True)
 class Planned:

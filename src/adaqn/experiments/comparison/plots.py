@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -16,23 +17,17 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from adaqn.experiments.comparison.dark import RC, with_dark_mode
+from adaqn.experiments.comparison.labels import label_ends
+from adaqn.experiments.comparison.look import PALETTE, Line, colour, line
 from adaqn.experiments.comparison.panels import Comparison, Curve, Panel, View
 from adaqn.experiments.comparison.summary import over_seeds
 from adaqn.experiments.training.folder import Finished
 from adaqn.experiments.training.storage import write_atomically
 from adaqn.experiments.training.whole_settings import is_whole
 
-# Okabe and Ito's palette: told apart by colour-blind readers too. A name has the same colour in every figure.
-PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999"]
-_FIXED = {
-    **{"adaqn": 0, "adaqn-kronecker": 0, "adaqn-modern": 6, "adaqn-paper": 5},
-    **{"adaqn-lbfgs": 0, "adaqn-bfgs": 0, "adaqn-ssbfgs": 0, "adaqn-ssbroyden": 0},
-    **{"torch-lbfgs": 6, "adam-lbfgs": 4, "scipy-lbfgs": 7, "scipy-bfgs": 7, "torchmin-lbfgs": 5, "torchmin-bfgs": 5},
-    **{"hf": 3, "kfac": 5},
-    **{"adagrad": 4, "adam": 1, "soap": 2, "muon": 3, "shampoo": 5, "rmsprop": 6, "nag": 7},
-}
-_DASHES = {"adaqn-bfgs": ":", "adaqn-ssbfgs": "-.", "adaqn-ssbroyden": "--", "scipy-bfgs": "--", "torchmin-bfgs": "--"}
-"""Of methods that share a colour with another in the figures of whole batches."""
+matplotlib.rcParams.update(RC)
+matplotlib.rcParams["svg.hashsalt"] = "adaqn"  # the same file from the same numbers
 MARKERS = "osD^vP"
 NAMES = {
     "test_loss": "test loss", "average_memory": "pairs in memory", "test_accuracy": "test accuracy",
@@ -42,34 +37,12 @@ WHOLE_NAMES = {"test_loss": "loss", "test_error": "error", "epoch": "evaluations
 """The same where every batch is the whole one."""
 MARGIN = 0.04
 """Of the heights between the lowest and the highest that is shown."""
+DIRECT = 1.0
+"""Inches more for each panel of a figure whose curves have their names beside them."""
+BEGUN = 0.6
+"""The share that is shown where the first steps say nothing."""
 DECADES_APART = 30.0
 """Losses that fall by more than this factor are drawn on a logarithmic axis, where that is allowed."""
-
-
-@dataclass(frozen=True)
-class Line:
-    """The mean over seeds, and the lowest and highest of them."""
-
-    label: str
-    colour: str
-    x: Sequence[float]
-    mean: Sequence[float]
-    low: Sequence[float]
-    high: Sequence[float]
-    style: str = "-"
-
-
-def line(label: str, shade: str, x: Sequence[float], values: dict[str, list[float]], style: str = "-") -> Line:
-    """From what :func:`adaqn.experiments.comparison.summary.over_seeds` says."""
-    return Line(label, shade, x, values["mean"], values["low"], values["high"], style)
-
-
-def colour(optimizer: str) -> str:
-    return PALETTE[_FIXED.get(optimizer, sum(optimizer.encode()) % len(PALETTE))]
-
-
-def style(optimizer: str) -> str:
-    return _DASHES.get(optimizer, "-")
 
 
 def line_of(runs: Sequence[Finished], label: str, view: View) -> Line:
@@ -82,17 +55,65 @@ def line_of(runs: Sequence[Finished], label: str, view: View) -> Line:
     return line(label, colour(runs[0].result["config"]["optimizer"]), x, values)
 
 
-def draw(axes: Axes, lines: Sequence[Line], *, best: Callable[[float], float] | None = None) -> None:
+@dataclass(frozen=True)
+class Size:
+    """Of a figure, in inches; of its panels, how many stand side by side."""
+
+    width: float
+    height: float
+    """Of each row of panels."""
+    columns: int
+
+
+DESKTOP, PHONE = Size(9.6, 3.7, 2), Size(4.0, 2.7, 1)
+
+
+def for_phone(stem: Path) -> Path:
+    """Where the picture for a phone lies: beside the other, where the site finds it."""
+    return stem.with_name(f"{stem.stem}-phone{stem.suffix}")
+
+
+def panels(size: Size, rows: int, columns: int) -> tuple[Figure, Any]:
+    """A figure and its axes by row and column; on a phone the panels of a row stand below each other."""
+    if size.columns < columns:
+        figure, grid = plt.subplots(
+            rows * columns, 1, figsize=(size.width, size.height * rows * columns), layout="constrained"
+        )
+        axes = grid.reshape(rows, columns)
+        for first, *others in axes:
+            for other in others:
+                other.sharey(first)
+        return figure, axes
+    return plt.subplots(
+        rows, columns, figsize=(size.width * columns / size.columns, size.height * rows), sharey="row", squeeze=False,
+        layout="constrained",
+    )  # fmt: skip
+
+
+def draw(
+    axes: Axes, lines: Sequence[Line], *, best: Callable[[float], float] | None = None, legend: bool = True
+) -> None:
     """Lines with bands, in the order of their last values if ``best`` says which of those come first."""
     if best is not None:
         lines = sorted(lines, key=lambda line: (not math.isfinite(line.mean[-1]), best(line.mean[-1])))
-    for line in lines:
-        axes.plot(line.x, line.mean, line.style, color=line.colour, linewidth=1.8, markersize=4, label=line.label)
-        axes.fill_between(line.x, line.low, line.high, color=line.colour, alpha=0.15, linewidth=0)
-    plain(axes)
+    for drawn in sorted(lines, key=lambda line: not line.minor):  # the others lie above
+        width = 0.9 if drawn.minor else 1.8
+        axes.plot(
+            drawn.x, drawn.mean, drawn.style, color=drawn.colour, linewidth=width, markersize=4, label=drawn.label
+        )
+        if not drawn.minor:
+            axes.fill_between(drawn.x, drawn.low, drawn.high, color=drawn.colour, alpha=0.15, linewidth=0)
+    plain(axes, legend=legend)
 
 
-def frame(axes: Axes, lines: Sequence[Line], *, shown: float = 1.0 + MARGIN, logarithmic: bool = False) -> None:
+def frame(
+    axes: Axes,
+    lines: Sequence[Line],
+    *,
+    shown: float = 1.0 + MARGIN,
+    logarithmic: bool = False,
+    with_ends: bool = False,
+) -> None:
     """From the lowest value up to the highest start: a run that blew up may leave the picture.
 
     Args:
@@ -100,6 +121,7 @@ def frame(axes: Axes, lines: Sequence[Line], *, shown: float = 1.0 + MARGIN, log
         lines: what is drawn in them.
         shown: the share of those heights that is shown.
         logarithmic: may the axis be, where losses fall by decades?
+        with_ends: show more than that share where a line ends above it.
     """
     starts = [line.mean[0] for line in lines if math.isfinite(line.mean[0])]
     ends = [value for line in lines for value in line.low if math.isfinite(value)]
@@ -108,8 +130,12 @@ def frame(axes: Axes, lines: Sequence[Line], *, shown: float = 1.0 + MARGIN, log
     top, bottom = max(starts), min(ends)
     if logarithmic and 0.0 < bottom < top / DECADES_APART:
         axes.set_yscale("log")
-    else:
-        axes.set_ylim(bottom - MARGIN * (top - bottom), bottom + shown * (top - bottom))
+        return
+    last = [line.mean[-1] for line in lines if line.mean[-1] <= top] if with_ends else []
+    axes.set_ylim(
+        bottom - MARGIN * (top - bottom),
+        max([bottom + shown * (top - bottom), *(end + MARGIN * (top - bottom) for end in last)]),
+    )
 
 
 def name_axes(axes: Axes, x: str, y: str, title: str = "") -> None:
@@ -118,24 +144,27 @@ def name_axes(axes: Axes, x: str, y: str, title: str = "") -> None:
     axes.set_title(title, loc="left", fontsize=10)
 
 
-def plain(axes: Axes) -> None:
+def plain(axes: Axes, *, legend: bool = True) -> None:
     """A faint grid, no frame, a legend without a box."""
-    axes.grid(alpha=0.25, linewidth=0.5)
+    axes.grid(alpha=0.6, linewidth=0.5)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    axes.legend(frameon=False, fontsize=8)
+    if legend:
+        axes.legend(frameon=False, fontsize=8)
 
 
-def save(figure: Figure, stem: Path) -> list[Path]:
-    """PNG and SVG, written whole."""
+def save(figure: Figure, stem: Path, kinds: Sequence[str] = ("png", "svg")) -> list[Path]:
+    """PNG, and SVG that has a dark mode; written whole."""
     written = []
-    for kind in ("png", "svg"):
+    for kind in kinds:
         buffer = io.BytesIO()
+        metadata = {"Date": None} if kind == "svg" else None
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", 'Creating legend with loc="best"')  # only that the machine was busy
-            figure.savefig(buffer, format=kind, dpi=160, bbox_inches="tight")
+            figure.savefig(buffer, format=kind, dpi=160, bbox_inches="tight", metadata=metadata)
+        contents = buffer.getvalue()
         path = stem.with_suffix(f".{kind}")
-        write_atomically(path, buffer.getvalue())
+        write_atomically(path, with_dark_mode(contents.decode(), PALETTE).encode() if kind == "svg" else contents)
         written.append(path)
     plt.close(figure)
     return written
@@ -146,7 +175,10 @@ def draw_comparison(comparison: Comparison, curves: Sequence[Curve], stem: Path,
     drawn = [(panel, view) for panel in comparison.panels for view in comparison.views]
     columns = min(comparison.columns, len(drawn))
     rows = math.ceil(len(drawn) / columns)
-    figure, grid = plt.subplots(rows, columns, figsize=(max(6.0, 4.2 * columns), 3.6 * rows), squeeze=False)
+    width = 4.2 + DIRECT if comparison.labels_ends else 4.2
+    figure, grid = plt.subplots(
+        rows, columns, figsize=(max(6.0, width * columns), 3.6 * rows), squeeze=False, layout="constrained"
+    )
     for axes in grid.flat[len(drawn) :]:
         axes.set_visible(False)
     for axes, (panel, view) in zip(grid.flat, drawn, strict=False):
@@ -154,13 +186,14 @@ def draw_comparison(comparison: Comparison, curves: Sequence[Curve], stem: Path,
         if comparison.sweep is not None:
             draw_step_sizes(axes, shown, panel)
         else:
-            draw_panel(axes, shown, panel, view)
+            lines = draw_panel(axes, shown, panel, view, legend=not comparison.labels_ends)
+            if comparison.labels_ends and axes is grid[0][0]:
+                label_ends(axes, lines)
     figure.suptitle(f"{comparison.title}\n{subtitle}".strip(), x=0.01, ha="left", fontsize=11)
-    figure.tight_layout()
     return save(figure, stem)
 
 
-def draw_panel(axes: Axes, shown: Sequence[Curve], panel: Panel, view: View) -> None:
+def draw_panel(axes: Axes, shown: Sequence[Curve], panel: Panel, view: View, *, legend: bool = True) -> list[Line]:
     """One line per curve, with its last value beside its name."""
     lines, whole = [], is_whole(panel.base.task)
     for index, curve in enumerate(shown):
@@ -169,14 +202,16 @@ def draw_panel(axes: Axes, shown: Sequence[Curve], panel: Panel, view: View) -> 
         if curve.variant.options:  # one optimizer in several variants
             drawn = replace(drawn, colour=PALETTE[index % len(PALETTE)])
         lines.append(drawn)
-    draw(axes, lines, best=(lambda value: -value) if view.metric == "test_accuracy" else (lambda value: value))
+    best = (lambda value: -value) if view.metric == "test_accuracy" else (lambda value: value)
+    draw(axes, lines, best=best, legend=legend)
     unit = f" ({shown[0].runs[0].result['unit']})" if view.metric == "test_loss" else ""
     names = {**NAMES, **WHOLE_NAMES} if whole else NAMES
     name_axes(axes, names[view.against], names[view.metric] + unit, panel.title)
     if view.metric == "test_loss":
-        frame(axes, lines, logarithmic=whole)
+        frame(axes, lines, shown=1.0 + MARGIN if legend else BEGUN, logarithmic=whole, with_ends=True)
     elif view.metric == "average_memory":
         axes.set_ylim(bottom=0.0)
+    return lines
 
 
 def draw_step_sizes(axes: Axes, shown: Sequence[Curve], panel: Panel) -> None:

@@ -41,6 +41,25 @@ def verdicts(finals: Sequence[dict[str, Any]]) -> dict[str, int] | None:
     return {name: sum(final[name] for final in finals) for name in VERDICTS}
 
 
+def first_reached(trace: list[tuple[float, float]], goal: float) -> float | None:
+    """Where the curve first comes down to the goal: the step or second, on a straight line between two evaluations.
+
+    >>> first_reached([(0, 4.0), (100, 2.0), (200, 1.0)], 1.5)
+    150.0
+    >>> first_reached([(0, 4.0), (100, 2.0)], 1.5) is None
+    True
+    """
+    before: tuple[float, float] | None = None
+    for step, loss in trace:
+        if loss <= goal:
+            if before is None or before[1] == float("inf"):
+                return float(step)
+            share = (before[1] - goal) / (before[1] - loss)
+            return before[0] + share * (step - before[0])
+        before = (step, loss)
+    return None
+
+
 def summary_rows(curves: Sequence[Curve]) -> list[dict[str, Any]]:
     """One row per curve and step size, and how to repeat its runs."""
     return [_row(curve, lr, runs) for curve in curves for lr, runs in curve.by_step_size().items()]

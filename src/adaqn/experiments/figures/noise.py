@@ -10,7 +10,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-from adaqn.experiments.comparison import plots
+from adaqn.experiments.comparison import look, plots
 from adaqn.experiments.comparison.panels import Comparison, Curve, Panel, Variant
 from adaqn.experiments.comparison.summary import spread, summary_rows
 from adaqn.experiments.training.config import RunConfig
@@ -92,8 +92,8 @@ def _draw(axes: Axes, rows: Sequence[dict[str, Any]], quantity: str, never: int)
         of_line = [row for row in rows if row["curve"] == variant.label]
         x = [float(places.index((row["points"], row["resample"]))) for row in of_line]
         values = {name: [row[quantity][name] for row in of_line] for name in ("mean", "low", "high")}
-        shade = plots.PALETTE[1] if variant.optimizer == "adaqn" else plots.colour(variant.optimizer)
-        lines.append(plots.line(variant.label, shade, x, values, STYLES[variant.name]))
+        shade = look.PALETTE[1] if variant.optimizer == "adaqn" else look.colour(variant.optimizer)
+        lines.append(look.line(variant.label, shade, x, values, STYLES[variant.name]))
     plots.draw(axes, lines)
     axes.set_yscale("log")
     words = [f"{points}\nfixed" if n == never else str(points) for points, n in places]

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 
-from adaqn.experiments.comparison import plots
+from adaqn.experiments.comparison import look, plots
 from adaqn.experiments.comparison.panels import Comparison, Curve, Panel, Variant, View
 from adaqn.experiments.optimizers import entry
 from adaqn.experiments.physics.equation import Solution
@@ -97,9 +97,9 @@ def _draw_view(axes: Axes, curves: Sequence[Curve], view: View) -> None:
     lines = []
     for curve in curves:
         line = plots.line_of(curve.runs, curve.variant.label, view)
-        style = plots.style(curve.variant.optimizer)
+        style = look.style(curve.variant.optimizer)
         lines.append(
-            plots.Line(f"{line.label}  {line.mean[-1]:.1e}", line.colour, line.x, line.mean, line.low, line.high, style)
+            look.Line(f"{line.label}  {line.mean[-1]:.1e}", line.colour, line.x, line.mean, line.low, line.high, style)
         )
     plots.draw(axes, lines, best=lambda value: value)
     axes.set_yscale("log")

@@ -8,7 +8,8 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any
 
-from adaqn.experiments.comparison.plots import colour
+from adaqn.experiments.comparison.headline import Contender
+from adaqn.experiments.comparison.look import colour
 from adaqn.experiments.comparison.summary import VERDICTS, over_seeds, spread
 from adaqn.experiments.optimizers import TABLE
 from adaqn.experiments.training.config import RunConfig
@@ -66,6 +67,7 @@ def describe(groups: Sequence[Group]) -> list[dict[str, Any]]:
                 "seeds": group.seeds,
                 "sha256": group.sha256[:12],
                 "command": command(group.config, group.seeds),
+                "settings": settings(group),
                 **results(group),
                 **curves(group),
             }
@@ -85,6 +87,18 @@ def distinguishing(group: Group, others: Sequence[Group]) -> list[str]:
     return found
 
 
+def settings(group: Group) -> dict[str, str]:
+    """Everything the run was asked for by name, as text: what a reader compares two runs by."""
+    values = {**group.config.to_json(), "lr": group.lr, "seed": ", ".join(map(str, group.seeds))}
+    options = values.pop("options")
+    named = {**values, **{f"option {name}": value for name, value in sorted(options.items())}}
+    return {name: "–" if value is None else str(value) for name, value in named.items()}
+
+
+def contender(group: Group) -> Contender:
+    return Contender(group.config.optimizer, group.name, group.runs)
+
+
 def _final(group: Group) -> float:
     return spread([run.result["final"]["test_loss"] for run in group.runs])["mean"]
 
@@ -101,6 +115,7 @@ def results(group: Group) -> dict[str, Any]:
         "best_valid": summary(lambda run: run.result["best"]["valid_loss"]),
         "seconds": summary(lambda run: run.result["seconds"]),
         "steps": group.runs[0].result["steps"],
+        **{name: group.runs[0].result.get(name) for name in ("optimizer_bytes", "parameter_bytes", "parameters")},
     }
 
 

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import adaqn
+from adaqn.experiments.comparison.headline import headline
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.optimizers import entry
 from adaqn.experiments.reading import read_lines
-from adaqn.experiments.results.groups import Group, describe
+from adaqn.experiments.results.groups import Group, contender, describe
 from adaqn.experiments.results.maps import maps
 from adaqn.experiments.schema import check, record, text
 from adaqn.experiments.training.config import RunConfig
@@ -27,11 +28,14 @@ def write_report(root: Path, out: Path | None = None) -> Path:
     """Write the page, by default to ``root/report.html``; returns its path."""
     from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]  # slow to import
 
-    template = resources.files("adaqn.experiments.results").joinpath("report.html").read_text(encoding="utf-8")
-    before, between, after = template.split("@@@")
-    data = as_script_data(report_data(root))
+    def file(name: str) -> str:
+        return resources.files("adaqn.experiments.results").joinpath(name).read_text(encoding="utf-8")
+
+    inside = {"data": as_script_data(report_data(root)), "plotly": get_plotlyjs()}
+    pieces = file("report.html").split("@@@")  # text and, between two marks, what goes there
+    text = [inside.get(piece) or file(piece) if i % 2 else piece for i, piece in enumerate(pieces)]
     path = out or root / "report.html"
-    write_atomically(path, "".join((before, data, between, get_plotlyjs(), after)).encode())
+    write_atomically(path, "".join(text).encode())
     return path
 
 
@@ -63,6 +67,7 @@ def report_data(root: Path) -> dict[str, Any]:
         "panels": [
             dict(zip(("task", "data", "model", "unit"), key, strict=True))
             | {"whole": is_whole(key[0]), "maps": maps(groups), "groups": describe(groups)}
+            | {"headline": headline([contender(group) for group in groups])}
             for key, groups in sorted(panels.items())
         ],
         "unfinished": unfinished,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 
-from adaqn.experiments.comparison import plots
+from adaqn.experiments.comparison import look, plots
+from adaqn.experiments.comparison.labels import chief, label_ends
 from adaqn.experiments.comparison.summary import over_seeds
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.reading import content_text, is_there
@@ -100,25 +101,34 @@ def section(of_cell: list[Line], picture: Path, cells_file: Path | None = None) 
 
 
 def draw(of_cell: list[Line], stem: Path) -> list[Path]:
-    """Mean test loss by step and, of those methods that were timed, by time, with the range over the seeds."""
-    timed = any(line.milliseconds is not None for line in of_cell)
-    figure, axes = plt.subplots(1, 2 if timed else 1, figsize=(11 if timed else 6, 4.2), sharey=True, squeeze=False)
-    by_step = [_drawn(line) for line in of_cell]
-    plots.draw(axes[0][0], by_step)
-    plots.frame(axes[0][0], by_step, shown=0.6, logarithmic=True)
+    """Mean test loss by step and, of those methods that were timed, by time; and a smaller picture for a phone."""
+    best = chief(of_cell, lambda line: line.method)
+    return [
+        *plots.save(_drawing(of_cell, best, plots.DESKTOP), stem),
+        *plots.save(_drawing(best, best, plots.PHONE), plots.for_phone(stem), ("svg",)),
+    ]
+
+
+def _drawing(of_cell: list[Line], best: list[Line], size: plots.Size) -> Figure:
+    timed = [line for line in of_cell if line.milliseconds is not None]
+    figure, axes = plots.panels(size, 1, 2 if timed else 1)
+    by_step = [_drawn(line, minor=line not in best, short=size is plots.PHONE) for line in of_cell]
+    plots.draw(axes[0][0], by_step, legend=False)
+    plots.frame(axes[0][0], by_step, shown=plots.BEGUN, logarithmic=True)
     plots.name_axes(axes[0][0], "step", f"test loss ({of_cell[0].unit})", of_cell[0].panel.title)
+    label_ends(axes[0][0], by_step)
     if timed:
-        plots.draw(axes[0][1], [_drawn(line, line.milliseconds / 1e3) for line in of_cell if line.milliseconds])
-        axes[0][1].set_xlabel("seconds of training, one thread")
-        axes[0][1].get_legend().remove()
-    return plots.save(figure, stem)
+        by_time = [_drawn(line, (line.milliseconds or 0.0) / 1e3, minor=line not in best) for line in timed]
+        plots.draw(axes[0][1], by_time, legend=False)
+        plots.name_axes(axes[0][1], "seconds of training, one thread", "test loss" if size is plots.PHONE else "")
+    return figure
 
 
-def _drawn(line: Line, factor: float = 1.0) -> plots.Line:
+def _drawn(line: Line, factor: float = 1.0, *, minor: bool = False, short: bool = False) -> look.Line:
     steps = [step * factor for step in line.runs[0]["trace"]["step"]]
-    label, style = f"{line.label}  {mean_text(line.test)}", STYLES.get(line.method, "-")
+    label = line.label if short else f"{line.label}  {mean_text(line.test)}"
     values = over_seeds([run["trace"]["test_loss"] for run in line.runs])
-    return plots.line(label, plots.colour(line.method), steps, values, style)
+    return look.line(label, look.colour(line.method), steps, values, STYLES.get(line.method, "-"), minor=minor)
 
 
 def as_json_rows(found: dict[str, list[Line]]) -> list[dict[str, Any]]:

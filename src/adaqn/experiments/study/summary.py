@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from adaqn.experiments.comparison.panels import Panel, as_it_comes
-from adaqn.experiments.comparison.summary import verdicts
+from adaqn.experiments.comparison.summary import first_reached, verdicts
 from adaqn.experiments.study.driver import known_times, rows
 from adaqn.experiments.study.plan import Plan
 from adaqn.experiments.study.rows import Row, number
@@ -130,22 +130,3 @@ def mean_text(values: list[float]) -> str:
 
 def range_text(values: list[float]) -> str:
     return f"{loss_text(min(values))} to {loss_text(max(values))}"
-
-
-def first_reached(trace: list[tuple[float, float]], goal: float) -> float | None:
-    """The step at which the curve first comes down to the goal, between two evaluations on a straight line.
-
-    >>> first_reached([(0, 4.0), (100, 2.0), (200, 1.0)], 1.5)
-    150.0
-    >>> first_reached([(0, 4.0), (100, 2.0)], 1.5) is None
-    True
-    """
-    before: tuple[float, float] | None = None
-    for step, loss in trace:
-        if loss <= goal:
-            if before is None or before[1] == float("inf"):
-                return float(step)
-            share = (before[1] - goal) / (before[1] - loss)
-            return before[0] + share * (step - before[0])
-        before = (step, loss)
-    return None

@@ -6,16 +6,15 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 
-from adaqn.experiments.comparison import plots
+from adaqn.experiments.comparison import look, plots
+from adaqn.experiments.comparison.labels import chief, label_ends
 from adaqn.experiments.comparison.summary import over_seeds
 from adaqn.experiments.study.page import markdown, write_between_marks
 from adaqn.experiments.study.rows import ERRORS
 from adaqn.experiments.study.whole_summary import WholeLine, median_text, scientific, span_text
 from adaqn.experiments.training.options import command
-
-SHOWN_WIDTH = 11
 
 
 def write_whole_page(found: dict[str, list[WholeLine]], page: Path, seeds: int) -> list[Path]:
@@ -92,28 +91,36 @@ def _evaluations(line: WholeLine) -> str:
 
 
 def draw(of_cell: list[WholeLine], stem: Path) -> list[Path]:
-    """Loss and error, by evaluations and by the seconds that were measured side by side."""
+    """Loss and error, by evaluations and by the seconds that were measured; and a smaller picture for a phone."""
+    best = chief(of_cell, lambda line: line.method)
+    return [
+        *plots.save(_drawing(of_cell, best, plots.DESKTOP), stem),
+        *plots.save(_drawing(best, best, plots.PHONE), plots.for_phone(stem), ("svg",)),
+    ]
+
+
+def _drawing(of_cell: list[WholeLine], best: list[WholeLine], size: plots.Size) -> Figure:
     timed = [line for line in of_cell if line.milliseconds is not None]
-    columns = 2 if timed else 1
-    figure, axes = plt.subplots(2, columns, figsize=(SHOWN_WIDTH, 7.5), sharey="row", squeeze=False)
+    figure, axes = plots.panels(size, 2, 2 if timed else 1)
+    short = size is plots.PHONE
     for row, (name, title) in enumerate((("test_loss", "loss"), (ERRORS, "error"))):
-        plots.draw(axes[row][0], [_drawn(line, name) for line in of_cell])
+        by_step = [_drawn(line, name, minor=line not in best, short=short) for line in of_cell]
+        plots.draw(axes[row][0], by_step, legend=False)
         plots.name_axes(axes[row][0], "evaluations", title, of_cell[0].panel.title if row == 0 else "")
         axes[row][0].set_yscale("log")
+        label_ends(axes[row][0], by_step)
         if timed:
-            plots.draw(axes[row][1], [_drawn(line, name, (line.milliseconds or 0.0) / 1e3) for line in timed])
-            axes[row][1].set_xlabel("seconds, one thread")
-            axes[row][1].get_legend().remove()
-        if row:
-            axes[row][0].get_legend().remove()
-    return plots.save(figure, stem)
+            scaled = [_drawn(line, name, (line.milliseconds or 0.0) / 1e3, minor=line not in best) for line in timed]
+            plots.draw(axes[row][1], scaled, legend=False)
+            plots.name_axes(axes[row][1], "seconds, one thread", title if short else "")
+    return figure
 
 
-def _drawn(line: WholeLine, name: str, factor: float = 1.0) -> plots.Line:
+def _drawn(line: WholeLine, name: str, factor: float = 1.0, *, minor: bool = False, short: bool = False) -> look.Line:
     steps = [step * factor for step in line.runs[0]["trace"]["step"]]
     values = over_seeds([run["trace"][name] for run in line.runs])
-    style = plots.style(line.method)
-    return plots.line(f"{line.label}  {median_text(line.loss)}", plots.colour(line.method), steps, values, style)
+    label = line.label if short else f"{line.label}  {median_text(line.error if name == ERRORS else line.loss)}"
+    return look.line(label, look.colour(line.method), steps, values, look.style(line.method), minor=minor)
 
 
 def as_whole_rows(found: dict[str, list[WholeLine]]) -> list[dict[str, Any]]:

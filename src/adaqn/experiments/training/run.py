@@ -24,6 +24,7 @@ from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.folder import CHECKPOINT, METRICS_CHECKSUM, RESULT, sha256
 from adaqn.experiments.training.interrupts import interrupts_noted
 from adaqn.experiments.training.memory import check_optimizer, check_run
+from adaqn.experiments.training.optimizer_memory import state_bytes
 from adaqn.experiments.training.options import make_optimizer, resolved
 from adaqn.experiments.training.schedule import Schedule
 from adaqn.experiments.training.stepping import take_step
@@ -240,6 +241,10 @@ class Run:
             "steps": self.step,
             "seconds": round(self.seconds, 3),
             "parameters": sum(p.numel() for p in self.model.parameters()),
+            "parameter_bytes": sum(p.numel() * p.element_size() for p in self.model.parameters()),
+            "optimizer_bytes": None
+            if self.blocking
+            else state_bytes(self.optimizer),  # others keep theirs to themselves
             "unit": self.task.unit,
             "data_sha256": self.task.sha256,
             "final": self.metrics[-1],

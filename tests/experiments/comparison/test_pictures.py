@@ -1,0 +1,75 @@
+"""Pictures: names beside the ends of their curves, a dark mode, and a size for phones."""
+
+import math
+from itertools import combinations
+
+import pytest
+
+from adaqn.experiments.comparison import plots
+from adaqn.experiments.comparison.dark import DARK, PAPER
+from adaqn.experiments.comparison.labels import CHIEF, chief, label_ends, spread_out
+from adaqn.experiments.comparison.look import PALETTE, Line
+
+
+def line(label, *values, **more):
+    return Line(label, PALETTE[0], list(range(len(values))), values, values, values, **more)
+
+
+@pytest.fixture
+def drawn():
+    """Ten curves, most of which end at nearly the same height; one has left the picture."""
+    figure, axes = plots.panels(plots.DESKTOP, 1, 2)
+    lines = [line(f"method {i}", 4.0, 1.0 + 1e-3 * i, minor=i > 3) for i in range(8)]
+    lines += [line("slow", 4.0, 3.0), line("lost", 4.0, math.nan)]
+    plots.draw(axes[0][0], lines, legend=False)
+    plots.frame(axes[0][0], lines)
+    label_ends(axes[0][0], lines)
+    figure.canvas.draw()
+    yield figure, axes[0][0]
+    plots.plt.close(figure)
+
+
+def test_names_stand_beside_the_axes_and_never_over_each_other(drawn):
+    figure, axes = drawn
+    boxes = [text.get_window_extent() for text in axes.texts]
+    assert len(boxes) == 10
+    assert axes.get_legend() is None
+    assert all(box.x0 > axes.get_window_extent().x1 for box in boxes)
+    assert all(box.x1 < figure.axes[1].get_tightbbox().x0 for box in boxes)
+    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+
+
+def test_names_have_the_order_of_the_ends(drawn):
+    _, axes = drawn
+    heights = {text.get_text(): text.get_window_extent().y0 for text in axes.texts}
+    assert heights["method 0"] < heights["method 7"] < heights["slow"] < heights["lost"]
+
+
+def test_heights_that_are_far_apart_stay_what_they_are():
+    assert spread_out([0.1, 0.5, 0.9], 0.1) == [0.1, 0.5, 0.9]
+
+
+def test_the_chief_curves_are_ours_those_that_everybody_knows_and_the_best():
+    ranked = ["muon", "soap", "shampoo", "adaqn-kronecker", "adaqn-modern", "nag", "adam"]
+    assert chief(ranked, str) == ["muon", "soap", "adaqn-kronecker", "adam"]
+    assert len(chief(ranked[:2], str)) == 2
+    assert CHIEF == 4
+
+
+def test_a_picture_has_a_rule_for_each_of_its_colours_on_a_dark_page(drawn, tmp_path):
+    figure, _ = drawn
+    [path] = plots.save(figure, tmp_path / "picture", ("svg",))
+    text = path.read_text(encoding="utf-8")
+    rules = text[text.index("@media (prefers-color-scheme: dark)") : text.index("</style>")]
+    assert f'[style*="fill: {PAPER}"]{{fill: {DARK[PAPER]} !important}}' in rules
+    assert f'[style*="stroke: {PALETTE[0].lower()}"]' in rules
+
+
+def test_on_a_phone_panels_stand_below_each_other_with_the_same_heights():
+    figure, axes = plots.panels(plots.PHONE, 2, 2)
+    assert axes.shape == (2, 2)
+    assert figure.axes[0].get_subplotspec().get_gridspec().ncols == 1
+    axes[0][0].set_ylim(1.0, 2.0)
+    assert axes[0][1].get_ylim() == (1.0, 2.0)
+    assert axes[1][0].get_ylim() != (1.0, 2.0)
+    plots.plt.close(figure)

@@ -1,0 +1,102 @@
+"""The site as a reader has it: on a phone, on a dark page, and in its search."""
+
+import functools
+import http.server
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from limits import LIMIT
+
+ROOT = Path(__file__).parent.parent
+PHONE, DESKTOP = {"width": 390, "height": 800}, {"width": 1280, "height": 800}
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    site = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, check=False)
+    assert done.returncode == 0, done.stderr
+    return site
+
+
+@pytest.fixture(scope="module")
+def address(built):
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(built)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def browser(chromium):
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+@pytest.mark.parametrize("page", ["", "results/", "whole/", "methods/", "algorithm/", "api/adaqn/", "papers/"])
+def test_no_page_scrolls_sideways_on_a_phone(browser, address, page):
+    opened = browser.new_page(viewport=PHONE)
+    opened.goto(f"{address}/{page}")
+    assert opened.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+    opened.close()
+
+
+@pytest.mark.parametrize("page, name", [("", "nietzsche-tanh"), ("algorithm/", "cycle"), ("methods/", "rosenbrock")])
+@pytest.mark.parametrize("size, end", [(PHONE, "-phone.svg"), (DESKTOP, ".svg")])
+def test_a_phone_gets_the_picture_that_was_drawn_for_it(browser, address, page, name, size, end):
+    opened = browser.new_page(viewport=size)
+    opened.goto(f"{address}/{page}")
+    picture = opened.locator("picture img").first
+    picture.scroll_into_view_if_needed()
+    assert picture.evaluate("image => image.currentSrc").endswith(f"/{name}{end}")
+    assert picture.evaluate("image => image.naturalWidth") > 0
+    opened.close()
+
+
+def test_pictures_are_dark_on_a_dark_page(browser, built):
+    """The same file, with a background of either kind."""
+    drawing = (built / "results" / "nietzsche-tanh.svg").as_uri()
+    found = {}
+    for scheme in ("light", "dark"):
+        opened = browser.new_page(color_scheme=scheme)
+        opened.goto(drawing)
+        paper = opened.locator("#patch_1 path")
+        found[scheme] = paper.evaluate("e => getComputedStyle(e).fill")
+        opened.close()
+    assert found["light"] == "rgb(255, 255, 255)"
+    assert max(map(int, re.findall(r"\d+", found["dark"]))) < 60
+
+
+def test_the_search_finds_weight_decay(browser, address):
+    opened = browser.new_page(viewport=DESKTOP)
+    opened.goto(address)
+    query = opened.locator('[data-md-component="search-query"]')
+    query.click()  # the index is loaded on first use
+    query.press_sequentially("weight decay")
+    first = opened.locator(".md-search-result__item").first
+    first.wait_for(timeout=1000 * LIMIT)
+    assert "Weight decay" in first.inner_text()
+    opened.close()
+
+
+def test_pictures_are_small_enough_to_load(built):
+    large = {path.name: path.stat().st_size for path in built.rglob("*.svg") if path.stat().st_size >= 300_000}
+    assert large == {}
