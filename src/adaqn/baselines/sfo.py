@@ -10,13 +10,13 @@ from torch.optim import Optimizer
 
 from adaqn.baselines import sfo_choice as choice
 from adaqn.baselines.sfo_evaluation import Closure, check_arguments, evaluate
-from adaqn.baselines.sfo_options import SFOOptions, SFOStats, check_parameters
+from adaqn.baselines.sfo_options import SFOOptions, SFOStats, check_parameters, common_lr
 from adaqn.baselines.sfo_state import SFOState, planned_bytes
 from adaqn.baselines.sfo_step import grow, learn, move, rescale, retreat, skip
 from adaqn.baselines.sfo_subspace import norm
 from adaqn.core.checks import step_size
 from adaqn.parameters.flat import FlatParameters, trainable
-from adaqn.parameters.loading import around_torchs_loading, entries_by_parameter
+from adaqn.parameters.loading import entries_by_parameter, load_state
 
 
 class SFO(Optimizer):
@@ -127,7 +127,7 @@ class SFO(Optimizer):
         """
         o = self.options
         closure, i = check_arguments(closure, index, o.batches, self.needs)
-        lr = self._lr()
+        lr = common_lr(self.param_groups)
         m = self._current_state()
         loss, point = evaluate(m.flat, closure, o.maximize)
         if lr == 0.0:
@@ -185,14 +185,6 @@ class SFO(Optimizer):
     def _trainable(self) -> list[Tensor]:
         return trainable(self._parameters())
 
-    def _lr(self) -> float:
-        rates = sorted({float(step_size("lr", group["lr"])) for group in self.param_groups})
-        if len(rates) > 1:
-            raise ValueError(
-                f"SFO makes one Newton step for all parameters: give all groups one finite lr, got {rates}"
-            )
-        return rates[0]
-
     def _current_state(self) -> SFOState:
         params = self._trainable()
         if self._state is None:
@@ -220,24 +212,21 @@ class SFO(Optimizer):
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a saved state; if it does not fit, one error and nothing is changed."""
-        taken: list[SFOState] = []
 
-        def take(_: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
-            everything = self._parameters()
-            entries = entries_by_parameter(saved, len(everything))
+        def restore(saved: dict[str, Any]) -> tuple[SFOState | None, dict[str, Any]]:
+            everything, entries, state = self._parameters(), entries_by_parameter(saved), None
             if entries:
                 state = SFOState(FlatParameters([everything[i] for i in entries]), self.options)
                 state.check(list(entries.values()))
                 state.restore(list(entries.values()))
-                taken.append(state)
-            return {**saved, "state": {}}  # torch would cast float64 and whole numbers to the parameters' dtype
+            # torch would cast float64 and whole numbers to the parameters' dtype.
+            return state, {**saved, "state": {}}
 
-        def place(_: Optimizer) -> None:
-            self._state = taken[0] if taken else None
+        def place(state: SFOState | None) -> None:
+            self._state = state
             self._show_state()
 
-        with around_torchs_loading(self, take, place):
-            super().load_state_dict(state_dict)
+        load_state(self, state_dict, check_groups=common_lr, restore=restore, place=place)
 
     def __getstate__(self) -> dict[str, Any]:
         # torch's own leaves out whatever a subclass adds.

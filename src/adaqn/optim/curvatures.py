@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -115,8 +116,8 @@ class BatchCurvature(ModelCurvature):
     def _next_batch(self) -> Any:
         if self._iterator is None:
             self._iterator = iter(self.batches)
-            for _ in range(self.position):
-                next(self._iterator, None)
+            for _ in itertools.islice(self._iterator, self.position):
+                pass
         batch = next(self._iterator, None)
         if batch is None:
             self._iterator, self.position = iter(self.batches), 0

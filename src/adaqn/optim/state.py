@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adaqn.core.acceptance import SMALLEST_MULTIPLIER
 from adaqn.core.history import Average
 from adaqn.core.momentum import Momentum
 from adaqn.core.products import on_host
@@ -225,9 +224,6 @@ class State(Memory):
         first = saved[0]
         for name, now in asdict(self.counters).items():
             setattr(self.counters, name, type(now)(first[name]))
-        self.counters.step_multiplier = max(
-            self.counters.step_multiplier, SMALLEST_MULTIPLIER
-        )  # 0.1 had no floor (D24)
         self.tally.restore(int(first["window_steps"]), int(first["window_count"]))
         self.curvature.load_numbers(without_prefix("curvature_", first))
         if self.momentum is not None:
