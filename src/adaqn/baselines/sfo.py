@@ -12,7 +12,7 @@ from adaqn.baselines import sfo_choice as choice
 from adaqn.baselines.sfo_evaluation import Closure, check_arguments, evaluate
 from adaqn.baselines.sfo_options import SFOOptions, SFOStats, check_parameters, common_lr
 from adaqn.baselines.sfo_state import SFOState, planned_bytes
-from adaqn.baselines.sfo_step import grow, learn, move, rescale, retreat, skip
+from adaqn.baselines.sfo_step import grow, learn, move, rescale, retreat, skip, wrong_gradient
 from adaqn.baselines.sfo_subspace import norm
 from adaqn.core.checks import step_size
 from adaqn.parameters.flat import FlatParameters, trainable
@@ -139,6 +139,9 @@ class SFO(Optimizer):
             m.prior.copy_(point.w)
         m.make_room(o.min_kept)
         x = m.locate(point.w)
+        if wrong_gradient(m, i, x, point):
+            skip(m, o, i, lr)
+            return loss
         eps = torch.finfo(m.flat.dtype).eps
         bad = choice.is_bad_update(m.model, i, x, point.f, m.numbers.gain, eps) and norm(point.w - m.prior) > 0.0
         points = retreat(m, o, closure, i, point, x) if bad else [point]

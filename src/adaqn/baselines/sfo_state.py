@@ -113,6 +113,15 @@ class SFOState:
         self.x = torch.zeros_like(self.x)
         self.numbers.collapses += 1
 
+    def restart(self) -> None:
+        """Back to where the last step began, with no model of anything; the totals stay."""
+        for tensor in (*self.model.tensors.values(), self.x, self.x_prior):
+            tensor.zero_()
+        self.barred_since.fill_(-len(self.active))
+        self.subspace.clear()
+        self.numbers.step_scale, self.numbers.gain = 1.0, 0.0
+        self.flat.scatter(self.prior)
+
     def is_barred(self) -> Tensor:
         """Minibatches that were not finite within the last pass."""
         return self.numbers.steps - self.barred_since < len(self.active)

@@ -398,7 +398,7 @@ def restore(memory: LimitedMemory, entries: list[Entry]) -> None:
     check_entries(entries, memory.flat, expected)
     entries = with_plain_numbers(entries, expected)
     memory.load(entries)
-    check_restored(entries, memory.numbers)
+    check_restored(entries, memory)
 
 
 def is_ours(name: Any) -> bool:

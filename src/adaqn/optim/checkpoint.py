@@ -157,5 +157,5 @@ def restored(params: list[Tensor], entries: list[Entry], method: Method, *, mome
     if entries[0]["keeps_accepted"]:
         state.keep_accepted()
     state.load(entries)
-    check_restored(entries, state.numbers)
+    check_restored(entries, state)
     return state

@@ -17,7 +17,7 @@ from adaqn.core.products import Reduce, local
 from adaqn.evaluation.losses import LossFunction, batch_loss, check_batch
 from adaqn.evaluation.random_state import RandomState
 from adaqn.evaluation.undisturbed import precision, undisturbed
-from adaqn.parameters.flat import FlatParameters, as_real
+from adaqn.parameters.flat import FlatParameters, as_complex, as_real
 
 
 class ModelCurvature(Curvature):
@@ -111,7 +111,7 @@ class BatchCurvature(ModelCurvature):
 
     def _like_parameters(self, vector: Tensor) -> list[Tensor]:
         pieces = zip(self.flat.views(vector), self.flat.params, strict=True)
-        return [(torch.view_as_complex(v) if p.is_complex() else v).to(p.dtype) for v, p in pieces]
+        return [(as_complex(v) if p.is_complex() else v).to(p.dtype) for v, p in pieces]
 
     def _next_batch(self) -> Any:
         if self._iterator is None:
