@@ -219,7 +219,13 @@ class SFO(Optimizer):
         def restore(saved: dict[str, Any]) -> tuple[SFOState | None, dict[str, Any]]:
             everything, entries, state = self._parameters(), entries_by_parameter(saved), None
             if entries:
-                state = SFOState(FlatParameters([everything[i] for i in entries]), self.options)
+                params = [everything[i] for i in entries]
+                if list(map(id, params)) != list(map(id, self._trainable())):
+                    raise ValueError(
+                        f"the saved state is of parameters {sorted(entries)}, and others require a gradient now: SFO "
+                        "cannot change them in mid-training"
+                    )
+                state = SFOState(FlatParameters(params), self.options)
                 state.check(list(entries.values()))
                 state.restore(list(entries.values()))
             # torch would cast float64 and whole numbers to the parameters' dtype.
