@@ -142,6 +142,13 @@ def damaged(random: Random, state_dict: dict[str, Any]) -> tuple[str, dict[str, 
     return random.choice(DAMAGE)(random, saved), saved
 
 
+def containers_copied(value: Any) -> Any:
+    """A copy of the dictionaries and lists, with the same tensors: not all kinds of tensors can be copied."""
+    if isinstance(value, dict):
+        return {name: containers_copied(inner) for name, inner in value.items()}
+    return [containers_copied(inner) for inner in value] if isinstance(value, list) else value
+
+
 # ---------------------------------------------------------------------- is it the same?
 
 
