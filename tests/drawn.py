@@ -36,10 +36,11 @@ def gradient(random: Random, p: Tensor) -> Tensor | None:
     kind, value = random.choice(["all", "one", "usual", "usual", "none"]), random.choice(VALUES)
     if kind == "none" and random.random() < 0.5:
         return None
+    as_p = torch.tensor(value, dtype=torch.float64).to(p.dtype)  # infinite where the dtype cannot hold it
     if kind == "all":
-        return torch.full_like(p, value)
+        return as_p.expand(p.shape).clone()
     if kind == "one" and p.numel():
-        usual.reshape(-1)[random.randrange(p.numel())] = value
+        usual.reshape(-1)[random.randrange(p.numel())] = as_p
     return usual
 
 

@@ -119,7 +119,8 @@ def saved_stats(state_dict: dict[str, Any], params: Sequence[Tensor]) -> Hessian
     if len(entries) < len(params):
         raise ValueError(f"the saved state is of {len(entries)} of {len(params)} parameters: it is damaged")
     check_same(list(entries.values()), names)
-    return HessianFreeStats(**{name: entries[0][name] for name in names})
+    kinds = {"int": int, "float": float}
+    return HessianFreeStats(**{f.name: kinds[str(f.type)](entries[0][f.name]) for f in fields(HessianFreeStats)})
 
 
 def _check_stat(index: int, name: str, saved: Any, *, is_whole: bool) -> None:

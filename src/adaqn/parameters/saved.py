@@ -188,7 +188,7 @@ def check_same(entries: Sequence[Entry], names: Iterable[str]) -> None:
 
 
 def _same(a: Any, b: Any) -> bool:
-    if a is b or not isinstance(a, Tensor):
+    if a is b or not (isinstance(a, Tensor) and isinstance(b, Tensor)):
         return a is b or bool(a == b)
     b = b.to(a.device, a.dtype)
     return bool(((a == b) | (a.isnan() & b.isnan())).all())
