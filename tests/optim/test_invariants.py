@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import inside
-from adaqn import Kronecker, Outcome, PairOptions, RejectOptions
+from adaqn import Kronecker, Outcome, PairOptions, RejectOptions, StorageOptions
 from inside import kept, number
 from oracles import NoisyValley, Vector, as_printed, assert_same, dense_bfgs, quiet, run, with_history
 
@@ -312,3 +312,20 @@ def test_a_candidate_that_is_not_finite_is_rejected_without_a_monitor():
     opt.step()
     assert torch.equal(model.vector(), anchor)
     assert opt.stats.rejected == 1
+
+
+def test_wide_weights_beyond_their_parameters_are_no_place_to_return_to():
+    """A gradient of 1e30 leads the copies where bfloat16 is infinite: no such average is accepted (D13)."""
+    a, b = (torch.nn.Parameter(torch.ones(3, dtype=dtype)) for dtype in (torch.float64, torch.bfloat16))
+    storage = StorageOptions(master_weights=True)
+    opt = quiet([a, b], scaling="identity", lr=1.0, cycle_length=2, storage=storage)
+    for k in range(40):
+        for p in (a, b):
+            p.grad = p.detach().clone() * 0.1
+        if k == 3:  # its square is finite in float64, which is the width of the vector
+            a.grad.fill_(1e100)
+            b.grad.fill_(1e38)
+        opt.step()
+    assert a.isfinite().all()
+    assert b.isfinite().all()
+    assert a.detach().abs().max() < 10.0

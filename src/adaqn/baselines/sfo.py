@@ -58,8 +58,9 @@ class SFO(Optimizer):
     faster on the small problems tried. (4) The expected gain of a step is the model's, −∇G·d − ½ dᵀHd, also where
     the step was shortened; there the program takes ½ dᵀHd. (5) Differences of losses within rounding are no bad
     update, the first loss of a minibatch is compared with two others at least, and pairs are judged against the
-    rounding of gradients instead of 1e-12. (6) A non-finite evaluation is skipped; only three in a row are a bad
-    update. (7) The subspace collapses when fewer than three directions are free, not one.
+    rounding of gradients instead of 1e-12. (6) A non-finite evaluation is skipped, and so is a gradient that the
+    losses belie by far; three in a row are a bad update, six begin all models anew. (7) The subspace collapses when
+    fewer than three directions are free, not one.
 
     >>> _ = torch.manual_seed(0)
     >>> data, w = torch.randn(10, 8, 3), torch.nn.Parameter(torch.zeros(3))

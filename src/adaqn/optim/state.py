@@ -144,8 +144,12 @@ class State(Memory):
 
     def summary(self, candidate: Tensor) -> Tensor:
         """What the host must know of a cycle: the square of its average, and what :meth:`learn` takes."""
-        square = self.flat.reduce(candidate.dot(candidate).double().reshape(1))
-        return torch.cat([square, self.tally.unknown])
+        square = candidate.dot(candidate).double().reshape(1)
+        if self.master is not None:  # a wide average may be more than the parameters can hold
+            parts = zip(self.flat.views(candidate), self.flat.params, strict=True)
+            for held in [part.to(p.dtype.to_real()).isfinite().all() for part, p in parts]:
+                square = torch.where(held, square, torch.inf)
+        return torch.cat([self.flat.reduce(square), self.tally.unknown])
 
     def learn(self, summary: Tensor) -> bool:
         """The host, which has the summary now, learns which steps had a finite gradient; is the average a number?"""
