@@ -595,6 +595,21 @@ def test_gradients_of_zero_do_no_harm():
     assert torch.equal(w.detach(), torch.ones(5))
 
 
+def test_nothing_but_gradients_of_zero_from_the_first_step_on():
+    """The subspace has no direction yet."""
+    w = nn.Parameter(torch.zeros(40))
+    opt = SFO([w], batches=2)
+
+    def closure():
+        w.grad = torch.zeros(40)
+        return torch.ones(())
+
+    for _ in range(5):
+        opt.step(closure, opt.next_index())
+    assert opt.stats.steps == 5
+    assert torch.equal(w.detach(), torch.zeros(40))
+
+
 def test_weights_changed_from_outside_are_taken_as_they_are():
     problem = Quadratics(n=100)
     opt = SFO(problem.model.parameters(), batches=8)

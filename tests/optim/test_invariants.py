@@ -322,10 +322,8 @@ def test_wide_weights_beyond_their_parameters_are_no_place_to_return_to():
     for k in range(40):
         for p in (a, b):
             p.grad = p.detach().clone() * 0.1
-        if k == 3:  # its square is finite in float64, which is the width of the vector
-            a.grad.fill_(1e100)
-            b.grad.fill_(1e38)
+        opt.param_groups[0]["lr"] = 1e10 if k == 3 else 1.0
+        if k == 3:
+            b.grad.fill_(1e30)
         opt.step()
-    assert a.isfinite().all()
-    assert b.isfinite().all()
-    assert a.detach().abs().max() < 10.0
+    assert max(p.detach().abs().max() for p in (a, b)) < 10.0

@@ -121,8 +121,8 @@ class SumModel:
         """H_i from the history of minibatch i."""
         old = self._low_rank(i)
         if int(self.pairs[i]) == 0:
-            empty = torch.zeros(0, size, dtype=torch.float64)
-            new = Fit(self._scale_without_history(i, size), empty[:, 0], empty)
+            none = torch.zeros(0, dtype=torch.float64)
+            new = Fit(self._scale_without_history(i, size), none, none.reshape(0, size))
         else:
             S, Y = self.history(i, size)
             new = fit(S, Y, self.condition, float(self.scales.max()), rcond=self.eps**0.5)

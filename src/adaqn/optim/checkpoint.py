@@ -101,6 +101,8 @@ def saved_entries(state_dict: dict[str, Any], own: set[str]) -> dict[int, Entry]
     ours = {i: {name: v for name, v in entry.items() if name in own} or _of_torch(entry) for i, entry in saved.items()}
     for i, entry in ours.items():
         check_number(i, "format", entry.get("format", FORMAT))
+    if len(formats := {float(entry.get("format", FORMAT)) for entry in ours.values() if entry}) > 1:
+        raise ValueError(f"the saved states of the parameters have several formats, {sorted(formats)}: corrupt state")
     return {i: migrated(entry) for i, entry in ours.items() if entry}
 
 
