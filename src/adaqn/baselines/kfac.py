@@ -284,6 +284,8 @@ class KFAC(Optimizer):
         def check_groups(groups: Sequence[dict[str, Any]]) -> None:
             for group in groups:
                 check_numbers(group)
+                if not isinstance(group.get("name", ""), str):
+                    raise TypeError(f"the name of a group must be text, got {type(group['name']).__name__}")
 
         def restore(saved: dict[str, Any]) -> tuple[None, dict[str, Any]]:
             check_state(self.blocks, self._parameters(), entries_by_parameter(saved))

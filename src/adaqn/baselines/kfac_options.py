@@ -129,7 +129,7 @@ def check_state(blocks: Sequence[Block], params: Sequence[Tensor], entries: Mapp
         if any(names & set(entry) and not names <= set(entry) for names in together):
             raise ValueError(f"the saved factors of layer {block.name!r} are not complete: corrupt state")
         for name, shape in zip(("A", "G"), block.form.factor_shapes(), strict=True):
-            for kept in {name, f"{name}_inverse"} & set(entry):
+            for kept in sorted({name, f"{name}_inverse"} & set(entry)):
                 check_tensor(index, kept, entry[kept], shape, kept_as=kept_as)
         index += len(block.params)
 

@@ -38,10 +38,8 @@ def number(name: str, value: Any) -> Any:
     """A real number; True and False are none."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number, got {value!r}")
-    try:
-        float(value)
-    except OverflowError as error:  # of hundreds of digits, which nobody wants to read
-        raise ValueError(f"{name} must be a number that floating point can hold, got a larger one") from error
+    if isinstance(value, int) and abs(value) >= 2**63:  # perhaps of hundreds of digits, which nobody wants to read
+        raise ValueError(f"{name} must be a number that a tensor can hold, got a whole number of 2^63 or more")
     return value
 
 
