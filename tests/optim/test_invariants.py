@@ -319,11 +319,12 @@ def test_wide_weights_beyond_their_parameters_are_no_place_to_return_to():
     a, b = (torch.nn.Parameter(torch.ones(3, dtype=dtype)) for dtype in (torch.float64, torch.bfloat16))
     storage = StorageOptions(master_weights=True)
     opt = quiet([a, b], scaling="identity", lr=1.0, cycle_length=2, storage=storage)
-    for k in range(40):
+    for k in range(4):
         for p in (a, b):
             p.grad = p.detach().clone() * 0.1
         opt.param_groups[0]["lr"] = 1e10 if k == 3 else 1.0
         if k == 3:
             b.grad.fill_(1e30)
         opt.step()
-    assert max(p.detach().abs().max() for p in (a, b)) < 10.0
+    assert opt.stats.rejected == 1
+    assert max(p.detach().abs().max() for p in (a, b)) < 1.0
