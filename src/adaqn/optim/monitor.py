@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from adaqn.evaluation.losses import EachExample, LossFunction, batch_loss, check_batch, monitored_loss
-from adaqn.evaluation.undisturbed import precision, undisturbed
+from adaqn.core.checks import at_least_one
+from adaqn.evaluation.batches import examples_in, joined, part_of
+from adaqn.evaluation.losses import EachExample, LossFunction, batch_loss, check_batch, monitored_loss, widened
+from adaqn.evaluation.undisturbed import precision, undisturbed, without_ddp
 
 
 class Monitor:
@@ -32,6 +34,8 @@ class Monitor:
             one loss per example (``reduction="none"``) where their mean is the same.
         batch: ``(*inputs, target)`` or a mapping.
         autocast: the dtype of autocast, or ``None`` to evaluate in the parameters' own.
+        chunk: examples at a time, where all of them do not fit in memory.
+        batch_dim: the dimension of the tensors in the batch that counts examples, for ``chunk``.
 
     >>> model = nn.Linear(3, 1)
     >>> monitor = Monitor(model, nn.MSELoss(), (torch.randn(8, 3), torch.randn(8, 1)))
@@ -46,16 +50,51 @@ class Monitor:
         batch: Sequence[Any] | Mapping[str, Any],
         *,
         autocast: torch.dtype | None = None,
+        chunk: int | None = None,
+        batch_dim: int = 0,
     ) -> None:
         check_batch(batch)
         self.model = model
         self.loss_fn = loss_fn
         self.batch = batch
         self.autocast = autocast
+        self.chunk = None if chunk is None else at_least_one("chunk", chunk)
+        self.batch_dim = batch_dim
 
     def __call__(self) -> Tensor:
         with torch.no_grad(), undisturbed(self.model), self._precision():
-            return monitored_loss(lambda: batch_loss(self.model, self._each, self.batch))
+            return monitored_loss(self._losses)
+
+    def differentiate(self, backward: Callable[[Tensor], None], examples: int | None = None) -> Tensor:
+        """The same, and ``backward`` of the mean over the first ``examples``, or over all.
+
+        It is called once for each chunk; what it is called with adds up to that mean.
+        """
+        model, found = without_ddp(self.model), []
+        with undisturbed(model, backward=True), self._precision():
+            for part, size, share in self._parts(examples):
+                with torch.set_grad_enabled(share > 0.0):
+                    losses = batch_loss(model, self._each, part)
+                    if share > 0.0:
+                        backward(widened(losses).mean() * share)
+                found.append((losses.detach(), size))
+        return joined(found)
+
+    def _losses(self) -> Tensor:
+        return joined([(batch_loss(self.model, self._each, part), size) for part, size, _ in self._parts(None)])
+
+    def _parts(self, examples: int | None) -> Iterator[tuple[Any, int, float]]:
+        """The batch in chunks: (a part, its examples, its share of the mean over the first ``examples``)."""
+        if self.chunk is None and examples is None:
+            yield self.batch, 1, 1.0
+            return
+        count = examples_in(self.batch, self.batch_dim)
+        first = count if examples is None else min(examples, count)
+        for start, end in ((0, first), (first, count)):
+            for at in range(start, end, self.chunk or count):
+                stop = min(at + (self.chunk or count), end)
+                share = (stop - at) / first if start == 0 else 0.0
+                yield part_of(self.batch, slice(at, stop), self.batch_dim), stop - at, share
 
     @property
     def loss_fn(self) -> LossFunction:
@@ -82,7 +121,7 @@ class RotatingMonitor(Monitor):
         loss_fn: as for :class:`Monitor`; one loss per example lets ``reject="paired"`` know the noise.
         batches: a list of batches ``(*inputs, target)`` or mappings of the training split, all at hand: a loader's
             are ``list(itertools.islice(loader, 10))``.
-        autocast: as for :class:`Monitor`.
+        autocast: as for :class:`Monitor`, and so are ``chunk`` and ``batch_dim``.
 
     >>> data = [(torch.full((4, 1), float(i)), torch.zeros(4)) for i in range(3)]
     >>> monitor = RotatingMonitor(nn.Identity(), lambda output, target: output[:, 0], data)
@@ -91,7 +130,14 @@ class RotatingMonitor(Monitor):
     """
 
     def __init__(
-        self, model: nn.Module, loss_fn: LossFunction, batches: Sequence[Any], *, autocast: torch.dtype | None = None
+        self,
+        model: nn.Module,
+        loss_fn: LossFunction,
+        batches: Sequence[Any],
+        *,
+        autocast: torch.dtype | None = None,
+        chunk: int | None = None,
+        batch_dim: int = 0,
     ) -> None:
         if not isinstance(batches, Sequence) or any(isinstance(batch, Tensor) for batch in batches):
             raise ValueError(
@@ -102,7 +148,7 @@ class RotatingMonitor(Monitor):
             raise ValueError("batches is empty: a monitor needs at least one batch")
         for batch in batches:
             check_batch(batch)
-        super().__init__(model, loss_fn, batches[0], autocast=autocast)
+        super().__init__(model, loss_fn, batches[0], autocast=autocast, chunk=chunk, batch_dim=batch_dim)
         self.batches = batches
         self.position = 0
 
