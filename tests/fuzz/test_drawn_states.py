@@ -58,7 +58,8 @@ class Trained:
 
     @staticmethod
     def _same_entry(given: dict, loaded: dict) -> bool:
-        unused = {"accepted"} if not loaded.get("keeps_accepted", 1) else set()  # a stand-in, the anchor's
+        stand_ins = {"accepted": "keeps_accepted", "iterate": "evaluating"}  # the anchor, where there is no such vector
+        unused = {name for name, kept in stand_ins.items() if not loaded.get(kept, 1)}
         if given.keys() != loaded.keys():
             return False
         return all(drawn.is_taken_over(given[name], loaded[name]) for name in given if name not in unused)
