@@ -164,5 +164,7 @@ def restored(params: list[Tensor], entries: list[Entry], method: Method, *, mome
     if entries[0]["evaluating"]:
         state.keep_iterate()
     state.load(entries)
+    if state.accepted is not None and entries[0]["keeps_accepted"] == 0:  # saved where no average was kept
+        entries = [{**entry, "keeps_accepted": 1} if entry["keeps_accepted"] == 0 else entry for entry in entries]
     check_restored(entries, state)
     return state
