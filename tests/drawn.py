@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -88,7 +89,9 @@ def _damage_value(random: Random, saved: dict[str, Any]) -> str:
         return "a number"
     kind = random.choice(list(TENSORS))
     try:
-        entry[name] = TENSORS[kind](entry[name])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, of kinds that are in beta
+            entry[name] = TENSORS[kind](entry[name])
     except RuntimeError:  # there is no such form of it
         entry[name] = None
     return f"a tensor: {kind}"
