@@ -121,6 +121,7 @@ def check_restored(entries: Sequence[Entry], memory: Memory) -> None:
     H0 may begin again where the parts of a vector are others than before.
     """
     begins_again = not memory.flat.is_whole or memory.flat.processes.count > 1
+    begins_again |= any(of_other_layout(name) for entry in entries for name in entry)
     for index, entry in enumerate(entries):
         for name, value in memory.numbers(index).items():
             if entry[name] != value and not (begins_again and name.startswith("scaling_")):
