@@ -559,7 +559,7 @@ def test_a_state_that_does_not_fit_is_refused_whole():
     opt = KFAC(model)
     train(opt, model, range(2))
     other = KFAC(model, max_dimension=4)
-    with pytest.raises(ValueError, match=r"factor G of layer 'embedding' has shape \(8, 8\).*max_dimension"):
+    with pytest.raises(ValueError, match=r"'G' of parameter 0 has shape \(8, 8\).*max_dimension"):
         other.load_state_dict(opt.state_dict())
     assert other.stats.steps == 0
 

@@ -539,6 +539,39 @@ def test_an_exploded_value_is_not_remembered():
     assert abs(path[-1]) < 1e-6
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("at", [0, 1, 2, 3, 6, 30])
+def test_it_returns_after_one_huge_gradient(at, dtype):
+    """Finite, but of 1e30 at a loss like any other: its minibatch, or its models if they led nowhere, begin anew."""
+    problem = Quadratics(dtype=dtype)
+    opt = SFO(problem.model.parameters(), batches=8)
+    start = problem.model.vector().double()
+    for k in range(240):
+        i = opt.next_index()
+        usual, spoilt = problem.closure(opt, i), [k == at]
+
+        def closure(usual=usual, spoilt=spoilt):
+            loss = usual()
+            if spoilt.pop() if spoilt else False:
+                for p in problem.model.parameters():
+                    p.grad.mul_(1e30)
+            return loss
+
+        opt.step(closure, i)
+    distance = (problem.model.vector().double() - problem.minimum).norm()
+    assert distance < 0.05 * (start - problem.minimum).norm()
+
+
+def test_gradients_that_losses_belie_make_no_pair():
+    model = SumModel(2, 4, 3, 1.0, 1e8, 1e-16)
+    s, g = torch.ones(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64)
+    model.record(0, 0.0 * s, 1.0, g)
+    assert not model.contradicted(0, s, 1.0 + 4.0 + 2.0, 2.0 * g)  # ½ s·y = 2, as the losses say
+    assert model.contradicted(0, s, 5.0, 1e30 * g)
+    model.record(0, s, 5.0, 1e30 * g)
+    assert int(model.pairs[0]) == 0
+
+
 def test_an_error_in_the_closure_leaves_everything_as_it_was():
     problem = Quadratics()
     opt = SFO(problem.model.parameters(), batches=8)
@@ -560,6 +593,21 @@ def test_gradients_of_zero_do_no_harm():
     for k in range(12):
         opt.step(lambda: (opt.zero_grad(), (0.0 * w).sum().backward(), 1.0)[-1], k % 3)
     assert torch.equal(w.detach(), torch.ones(5))
+
+
+def test_nothing_but_gradients_of_zero_from_the_first_step_on():
+    """The subspace has no direction yet."""
+    w = nn.Parameter(torch.zeros(40))
+    opt = SFO([w], batches=2)
+
+    def closure():
+        w.grad = torch.zeros(40)
+        return torch.ones(())
+
+    for _ in range(5):
+        opt.step(closure, opt.next_index())
+    assert opt.stats.steps == 5
+    assert torch.equal(w.detach(), torch.zeros(40))
 
 
 def test_weights_changed_from_outside_are_taken_as_they_are():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import inside
-from adaqn import Kronecker, Outcome, PairOptions, RejectOptions
+from adaqn import Kronecker, Outcome, PairOptions, RejectOptions, StorageOptions
 from inside import kept, number
 from oracles import NoisyValley, Vector, as_printed, assert_same, dense_bfgs, quiet, run, with_history
 
@@ -312,3 +312,19 @@ def test_a_candidate_that_is_not_finite_is_rejected_without_a_monitor():
     opt.step()
     assert torch.equal(model.vector(), anchor)
     assert opt.stats.rejected == 1
+
+
+def test_wide_weights_beyond_their_parameters_are_no_place_to_return_to():
+    """A gradient of 1e30 leads the copies where bfloat16 is infinite: no such average is accepted (D13)."""
+    a, b = (torch.nn.Parameter(torch.ones(3, dtype=dtype)) for dtype in (torch.float64, torch.bfloat16))
+    storage = StorageOptions(master_weights=True)
+    opt = quiet([a, b], scaling="identity", lr=1.0, cycle_length=2, storage=storage)
+    for k in range(4):
+        for p in (a, b):
+            p.grad = p.detach().clone() * 0.1
+        opt.param_groups[0]["lr"] = 1e10 if k == 3 else 1.0
+        if k == 3:
+            b.grad.fill_(1e30)
+        opt.step()
+    assert opt.stats.rejected == 1
+    assert max(p.detach().abs().max() for p in (a, b)) < 1.0

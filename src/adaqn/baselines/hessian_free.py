@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any, ClassVar
 
@@ -23,6 +24,7 @@ from adaqn.baselines.step_control import adjusted_damping
 from adaqn.core.checks import step_size
 from adaqn.core.jacobian import Jvp, double_backward_jvp, with_fallback
 from adaqn.parameters.flat import trainable
+from adaqn.parameters.loading import load_state
 
 
 class HessianFree(Optimizer):
@@ -262,9 +264,18 @@ class HessianFree(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a saved state; if it does not fit, one error and nothing is changed."""
-        saved = saved_stats(state_dict, [p for group in self.param_groups for p in group["params"]])
-        super().load_state_dict(state_dict)
-        self._stats = saved or HessianFreeStats(damping=self.options.damping)
+
+        def check_groups(groups: Sequence[dict[str, Any]]) -> None:
+            for group in groups:
+                step_size("lr", group["lr"])
+
+        def restore(saved: dict[str, Any]) -> tuple[HessianFreeStats | None, dict[str, Any]]:
+            return saved_stats(saved, [p for group in self.param_groups for p in group["params"]]), saved
+
+        def place(stats: HessianFreeStats | None) -> None:
+            self._stats = stats or HessianFreeStats(damping=self.options.damping)
+
+        load_state(self, state_dict, check_groups=check_groups, restore=restore, place=place)
 
     def __getstate__(self) -> dict[str, Any]:
         own = ("options", "_forward_mode", "_stats")  # torch's own leaves out whatever a subclass adds

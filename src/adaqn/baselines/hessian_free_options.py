@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from adaqn.core.checks import at_least_one, choose, number
 from adaqn.parameters.flat import check_one_device
 from adaqn.parameters.loading import entries_by_parameter
+from adaqn.parameters.saved import LARGEST_WHOLE, check_number, check_range, check_same, check_tensor
 
 PRECONDITIONERS = {name: name for name in ("fisher", "gradient", "none")}
 
@@ -102,18 +103,29 @@ def check_parameters(params: Sequence[Tensor], model: nn.Module | None) -> None:
 def saved_stats(state_dict: dict[str, Any], params: Sequence[Tensor]) -> HessianFreeStats | None:
     """The counters in a saved state, none if it is of no step; raises if the state is not of these parameters."""
     names = {field.name for field in fields(HessianFreeStats)}
-    found = None
-    for i, entry in entries_by_parameter(state_dict, len(params)).items():
+    entries = entries_by_parameter(state_dict)
+    for i, entry in entries.items():
         if not names <= set(entry) <= names | {"direction"}:
             raise ValueError(
                 f"the state of parameter {i} was saved by another method: missing {sorted(names - set(entry))}, "
-                f"unknown {sorted(set(entry) - names - {'direction'})}"
+                f"unknown {sorted(map(str, set(entry) - names - {'direction'}))}"
             )
-        direction = entry.get("direction")
-        if direction is not None and tuple(direction.shape) != tuple(params[i].shape):
-            raise ValueError(
-                f"the saved direction of parameter {i} has shape {tuple(direction.shape)}, and the parameter "
-                f"{tuple(params[i].shape)}: use the model that it was saved with"
-            )
-        found = HessianFreeStats(**{name: entry[name] for name in names})
-    return found
+        if "direction" in entry:
+            check_tensor(i, "direction", entry["direction"], tuple(params[i].shape), kept_as="the model")
+        for field in fields(HessianFreeStats):
+            _check_stat(i, field.name, entry[field.name], is_whole=field.type == "int")
+    if not entries:
+        return None
+    if len(entries) < len(params):
+        raise ValueError(f"the saved state is of {len(entries)} of {len(params)} parameters: it is damaged")
+    check_same(list(entries.values()), names)
+    kinds = {"int": int, "float": float}
+    return HessianFreeStats(**{f.name: kinds[str(f.type)](entries[0][f.name]) for f in fields(HessianFreeStats)})
+
+
+def _check_stat(index: int, name: str, saved: Any, *, is_whole: bool) -> None:
+    if name == "reduction_ratio" and saved == -math.inf:
+        return
+    check_number(index, name, saved, signed=name == "reduction_ratio")
+    if is_whole:
+        check_range(index, name, saved, LARGEST_WHOLE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -23,6 +23,7 @@ from adaqn.baselines.kfac_options import (
 )
 from adaqn.baselines.kfac_step import Seen, all_finite, descend, directions, update_factors, update_inverses
 from adaqn.core.checks import step_size
+from adaqn.parameters.loading import entries_by_parameter, load_state
 
 EAGER_STEPS = 3
 """In the first steps the factors change fast: their inverses are made every time. (Martens and Grosse, Alg. 2)"""
@@ -279,10 +280,22 @@ class KFAC(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a saved state; if its factors do not fit, one error and nothing is changed."""
-        check_state(self.blocks, state_dict)
-        super().load_state_dict(state_dict)
-        self._recorder.clear()
-        self._note_due()
+
+        def check_groups(groups: Sequence[dict[str, Any]]) -> None:
+            for group in groups:
+                check_numbers(group)
+                if not isinstance(group.get("name", ""), str):
+                    raise TypeError(f"the name of a group must be text, got {type(group['name']).__name__}")
+
+        def restore(saved: dict[str, Any]) -> tuple[None, dict[str, Any]]:
+            check_state(self.blocks, self._parameters(), entries_by_parameter(saved))
+            return None, saved
+
+        def place(_: None) -> None:
+            self._recorder.clear()
+            self._note_due()
+
+        load_state(self, state_dict, check_groups=check_groups, restore=restore, place=place)
 
     def __getstate__(self) -> dict[str, Any]:
         # torch's own leaves out whatever a subclass adds.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from adaqn.baselines.kfac_layers import Block
 from adaqn.core.checks import at_least_one, choose, number, step_size
 from adaqn.parameters.flat import trainable
+from adaqn.parameters.saved import LARGEST_WHOLE, check_number, check_range, check_tensor
 
 
 @dataclass(frozen=True)
@@ -111,20 +112,25 @@ def check_model(model: nn.Module, blocks: Sequence[Block], others: str) -> list[
     return list(rest.values())
 
 
-def check_state(blocks: Sequence[Block], saved: dict[str, Any]) -> None:
-    """Raise if the factors of a saved state do not fit these layers."""
-    groups = saved.get("param_groups") if isinstance(saved, dict) else None
-    if not groups or "state" not in saved or any("damping" not in group for group in groups):
-        raise ValueError("the saved state is not one of KFAC: it has no groups with a damping")
-    index = 0
+def check_state(blocks: Sequence[Block], params: Sequence[Tensor], entries: Mapping[int, dict[str, Any]]) -> None:
+    """Raise if a saved state, by the index of the parameter, does not fit these layers."""
+    index, kept_as = 0, "the model and max_dimension"
+    for i, entry in entries.items():
+        if "momentum" in entry:
+            check_tensor(i, "momentum", entry["momentum"], tuple(params[i].shape), kept_as=kept_as)
+        for name in {"steps", "nonfinite", "inversions", "estimates"} & set(entry):
+            check_number(i, name, entry[name])
+            check_range(i, name, entry[name], LARGEST_WHOLE)
+        if "kl_scale" in entry:
+            check_tensor(i, "kl_scale", entry["kl_scale"], (), kept_as=kept_as)
     for block in blocks:
-        entry = saved["state"].get(index, {})
+        entry = entries.get(index, {})
+        together = [{"A", "G", "estimates"}, {"A_inverse", "G_inverse"}]
+        if any(names & set(entry) and not names <= set(entry) for names in together):
+            raise ValueError(f"the saved factors of layer {block.name!r} are not complete: corrupt state")
         for name, shape in zip(("A", "G"), block.form.factor_shapes(), strict=True):
-            if name in entry and tuple(entry[name].shape) != shape:
-                raise ValueError(
-                    f"the saved factor {name} of layer {block.name!r} has shape {tuple(entry[name].shape)}, and "
-                    f"{shape} is needed: build the model and max_dimension as they were"
-                )
+            for kept in sorted({name, f"{name}_inverse"} & set(entry)):
+                check_tensor(index, kept, entry[kept], shape, kept_as=kept_as)
         index += len(block.params)
 
 

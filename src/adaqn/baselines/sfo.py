@@ -10,13 +10,13 @@ from torch.optim import Optimizer
 
 from adaqn.baselines import sfo_choice as choice
 from adaqn.baselines.sfo_evaluation import Closure, check_arguments, evaluate
-from adaqn.baselines.sfo_options import SFOOptions, SFOStats, check_parameters
+from adaqn.baselines.sfo_options import SFOOptions, SFOStats, check_parameters, common_lr
 from adaqn.baselines.sfo_state import SFOState, planned_bytes
-from adaqn.baselines.sfo_step import grow, learn, move, rescale, retreat, skip
+from adaqn.baselines.sfo_step import grow, learn, move, rescale, retreat, skip, wrong_gradient
 from adaqn.baselines.sfo_subspace import norm
 from adaqn.core.checks import step_size
 from adaqn.parameters.flat import FlatParameters, trainable
-from adaqn.parameters.loading import around_torchs_loading, entries_by_parameter
+from adaqn.parameters.loading import entries_by_parameter, load_state
 
 
 class SFO(Optimizer):
@@ -58,8 +58,9 @@ class SFO(Optimizer):
     faster on the small problems tried. (4) The expected gain of a step is the model's, −∇G·d − ½ dᵀHd, also where
     the step was shortened; there the program takes ½ dᵀHd. (5) Differences of losses within rounding are no bad
     update, the first loss of a minibatch is compared with two others at least, and pairs are judged against the
-    rounding of gradients instead of 1e-12. (6) A non-finite evaluation is skipped; only three in a row are a bad
-    update. (7) The subspace collapses when fewer than three directions are free, not one.
+    rounding of gradients instead of 1e-12. (6) A non-finite evaluation is skipped, and so is a gradient that the
+    losses belie by far; three in a row are a bad update, six begin all models anew. (7) The subspace collapses when
+    fewer than three directions are free, not one.
 
     >>> _ = torch.manual_seed(0)
     >>> data, w = torch.randn(10, 8, 3), torch.nn.Parameter(torch.zeros(3))
@@ -127,7 +128,7 @@ class SFO(Optimizer):
         """
         o = self.options
         closure, i = check_arguments(closure, index, o.batches, self.needs)
-        lr = self._lr()
+        lr = common_lr(self.param_groups)
         m = self._current_state()
         loss, point = evaluate(m.flat, closure, o.maximize)
         if lr == 0.0:
@@ -139,6 +140,9 @@ class SFO(Optimizer):
             m.prior.copy_(point.w)
         m.make_room(o.min_kept)
         x = m.locate(point.w)
+        if wrong_gradient(m, i, x, point):
+            skip(m, o, i, lr)
+            return loss
         eps = torch.finfo(m.flat.dtype).eps
         bad = choice.is_bad_update(m.model, i, x, point.f, m.numbers.gain, eps) and norm(point.w - m.prior) > 0.0
         points = retreat(m, o, closure, i, point, x) if bad else [point]
@@ -185,14 +189,6 @@ class SFO(Optimizer):
     def _trainable(self) -> list[Tensor]:
         return trainable(self._parameters())
 
-    def _lr(self) -> float:
-        rates = sorted({float(step_size("lr", group["lr"])) for group in self.param_groups})
-        if len(rates) > 1:
-            raise ValueError(
-                f"SFO makes one Newton step for all parameters: give all groups one finite lr, got {rates}"
-            )
-        return rates[0]
-
     def _current_state(self) -> SFOState:
         params = self._trainable()
         if self._state is None:
@@ -220,24 +216,27 @@ class SFO(Optimizer):
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a saved state; if it does not fit, one error and nothing is changed."""
-        taken: list[SFOState] = []
 
-        def take(_: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
-            everything = self._parameters()
-            entries = entries_by_parameter(saved, len(everything))
+        def restore(saved: dict[str, Any]) -> tuple[SFOState | None, dict[str, Any]]:
+            everything, entries, state = self._parameters(), entries_by_parameter(saved), None
             if entries:
-                state = SFOState(FlatParameters([everything[i] for i in entries]), self.options)
+                params = [everything[i] for i in entries]
+                if list(map(id, params)) != list(map(id, self._trainable())):
+                    raise ValueError(
+                        f"the saved state is of parameters {sorted(entries)}, and others require a gradient now: SFO "
+                        "cannot change them in mid-training"
+                    )
+                state = SFOState(FlatParameters(params), self.options)
                 state.check(list(entries.values()))
                 state.restore(list(entries.values()))
-                taken.append(state)
-            return {**saved, "state": {}}  # torch would cast float64 and whole numbers to the parameters' dtype
+            # torch would cast float64 and whole numbers to the parameters' dtype.
+            return state, {**saved, "state": {}}
 
-        def place(_: Optimizer) -> None:
-            self._state = taken[0] if taken else None
+        def place(state: SFOState | None) -> None:
+            self._state = state
             self._show_state()
 
-        with around_torchs_loading(self, take, place):
-            super().load_state_dict(state_dict)
+        load_state(self, state_dict, check_groups=common_lr, restore=restore, place=place)
 
     def __getstate__(self) -> dict[str, Any]:
         # torch's own leaves out whatever a subclass adds.

@@ -13,6 +13,9 @@ from torch import Tensor
 
 from adaqn.baselines.sfo_hessian import UNRELATED, Fit, fit, is_informative, repaired
 
+IMPLAUSIBLE = 1e6
+"""Curvature along a step over what the losses at its ends say, from which on a gradient is taken for wrong."""
+
 
 class SumModel:
     """N quadratics in K coordinates, of which those beyond the subspace's size are zero.
@@ -96,7 +99,7 @@ class SumModel:
         if self.evaluations[i] > 0:
             s, y = x - self.positions[i], g - self.gradients[i]
             rounding = 4.0 * self.eps * max(float(g.norm()), float(self.gradients[i].norm()))
-            if is_informative(s, y, rounding):
+            if is_informative(s, y, rounding) and not self.contradicted(i, s, f, g):
                 for name, row in (("history_s", s), ("history_y", y)):
                     rows = self.tensors[name][i]
                     rows.copy_(rows.roll(-1, 0))
@@ -104,12 +107,22 @@ class SumModel:
         self.positions[i], self.gradients[i], self.losses[i] = x, g, f
         self.evaluations[i] += 1
 
+    def contradicted(self, i: int, s: Tensor, f: float, g: Tensor) -> bool:
+        """Do the two losses say that one of the gradients cannot be, the one at hand or the one before it?
+
+        Of a quadratic f − f_i − ∇f_i·s = f_i − f + ∇f·s = ½ s·y: a curvature that is far larger than either is none.
+        """
+        change = f - float(self.losses[i])
+        before, after = float(self.gradients[i] @ s), float(g @ s)
+        seen = min(abs(change - before), abs(after - change)) + self.eps * max(abs(f), abs(float(self.losses[i])))
+        return abs(after - before) > IMPLAUSIBLE * seen
+
     def refit(self, i: int, size: int) -> None:
         """H_i from the history of minibatch i."""
         old = self._low_rank(i)
         if int(self.pairs[i]) == 0:
-            empty = torch.zeros(0, size, dtype=torch.float64)
-            new = Fit(self._scale_without_history(i, size), empty[:, 0], empty)
+            none = torch.zeros(0, dtype=torch.float64)
+            new = Fit(self._scale_without_history(i, size), none, none.reshape(0, size))
         else:
             S, Y = self.history(i, size)
             new = fit(S, Y, self.condition, float(self.scales.max()), rcond=self.eps**0.5)

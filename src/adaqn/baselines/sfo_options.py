@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from adaqn.core.checks import at_least_one, choose, number
+from adaqn.core.checks import at_least_one, choose, number, step_size
 from adaqn.parameters.flat import check_one_device
 
 DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
@@ -84,3 +85,11 @@ def check_parameters(params: Sequence[Tensor]) -> None:
                 f"SFO lives on small differences of gradients, which {p.dtype} rounds away: keep the "
                 "parameters in float32 or float64 (autocast may still do the layers in less)"
             )
+
+
+def common_lr(groups: Sequence[dict[str, Any]]) -> float:
+    """The one step size of all groups."""
+    rates = sorted({float(step_size("lr", group["lr"])) for group in groups})
+    if len(rates) > 1:
+        raise ValueError(f"SFO makes one Newton step for all parameters: give all groups one finite lr, got {rates}")
+    return rates[0]

@@ -13,6 +13,7 @@ from adaqn.baselines.sfo_model import SumModel, padded, shapes
 from adaqn.baselines.sfo_options import SFOOptions, SFOStats
 from adaqn.baselines.sfo_subspace import Subspace, norm
 from adaqn.parameters.flat import FlatParameters
+from adaqn.parameters.saved import LARGEST_WHOLE, check_number, check_range, check_tensor
 
 FORMAT = 1
 ROOM = 3
@@ -112,6 +113,15 @@ class SFOState:
         self.x = torch.zeros_like(self.x)
         self.numbers.collapses += 1
 
+    def restart(self) -> None:
+        """Back to where the last step began, with no model of anything; the totals stay."""
+        for tensor in (*self.model.tensors.values(), self.x, self.x_prior):
+            tensor.zero_()
+        self.barred_since.fill_(-len(self.active))
+        self.subspace.clear()
+        self.numbers.step_scale, self.numbers.gain = 1.0, 0.0
+        self.flat.scatter(self.prior)
+
     def is_barred(self) -> Tensor:
         """Minibatches that were not finite within the last pass."""
         return self.numbers.steps - self.barred_since < len(self.active)
@@ -140,6 +150,7 @@ class SFOState:
     def check(self, entries: list[dict[str, Any]]) -> None:
         """Do these entries fit? One clear error if not."""
         for index, (ours, saved) in enumerate(zip(self.per_parameter(), entries, strict=True)):
+            check_number(index, "format", saved.get("format", FORMAT))
             if index == 0 and saved.get("format", FORMAT) != FORMAT:
                 raise ValueError(
                     f"the saved state of SFO has format {saved['format']} and this version of adaqn reads {FORMAT}: "
@@ -148,16 +159,23 @@ class SFOState:
             if set(ours) != set(saved):
                 raise ValueError(
                     f"the state of parameter {index} was not saved by this SFO: "
-                    f"missing {sorted(set(ours) - set(saved))}, unknown {sorted(set(saved) - set(ours))}"
+                    f"missing {sorted(set(ours) - set(saved))}, unknown {sorted(map(str, set(saved) - set(ours)))}"
                 )
             for name, value in ours.items():
-                shape, given = getattr(value, "shape", None), getattr(saved[name], "shape", None)
-                if shape != given:
-                    raise ValueError(
-                        f"the saved {name!r} of parameter {index} has shape {given and tuple(given)}, and this "
-                        f"optimizer's is {shape and tuple(shape)}: use the model, batches and history_size it was "
-                        "saved with"
-                    )
+                if isinstance(value, Tensor):
+                    kept_as = "the model, batches and history_size"
+                    check_tensor(index, name, saved[name], tuple(value.shape), kept_as=kept_as, dtype=value.dtype)
+                else:
+                    check_number(index, name, saved[name], signed=name == "last_index")
+        self._check_ranges(entries[0])
+
+    def _check_ranges(self, saved: dict[str, Any]) -> None:
+        """Counts are whole, and what says where something lies says so of a place that there is."""
+        limits = {"size": self.subspace.basis.shape[0], "last_index": len(self.active) - 1}
+        for field in fields(Numbers):
+            if field.type == "int":
+                smallest = {"last_index": -1, "size": self.subspace.size}.get(field.name, 0)
+                check_range(0, field.name, saved[field.name], limits.get(field.name, LARGEST_WHOLE), smallest)
 
     def restore(self, entries: list[dict[str, Any]]) -> None:
         """Copy checked entries into this state."""
@@ -165,5 +183,6 @@ class SFOState:
             for name, value in ours.items():
                 if isinstance(value, Tensor):
                     value.copy_(saved[name])
-        self.numbers = Numbers(**{field.name: entries[0][field.name] for field in fields(Numbers)})
+        kinds = {"int": int, "float": float}
+        self.numbers = Numbers(**{f.name: kinds[str(f.type)](entries[0][f.name]) for f in fields(Numbers)})
         self.subspace.size = self.numbers.size

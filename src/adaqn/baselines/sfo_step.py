@@ -22,15 +22,30 @@ NONFINITE_PATIENCE = 3
 
 
 def skip(m: SFOState, o: SFOOptions, i: int, lr: float) -> None:
-    """Not finite: a bad minibatch, until several in a row say that the last step led nowhere."""
+    """Not finite: a bad minibatch, until several in a row say that the last step led nowhere.
+
+    If half that step leads nowhere either, a gradient in the model is wrong: all begins anew where the step began.
+    """
     c = m.numbers
     c.nonfinite += 1
     c.nonfinite_in_row += 1
     m.barred_since[i] = c.steps
-    if c.nonfinite_in_row >= NONFINITE_PATIENCE and c.steps > 0:
-        c.nonfinite_in_row = 0
-        rescale(m, o, bad=True)
+    if c.nonfinite_in_row % NONFINITE_PATIENCE or c.steps == 0:
+        return
+    rescale(m, o, bad=True)
+    if c.nonfinite_in_row == NONFINITE_PATIENCE:
         move(m, o, m.prior.clone(), m.x_prior, lr)
+    else:
+        m.restart()
+
+
+def wrong_gradient(m: SFOState, i: int, x: Tensor, point: Point) -> bool:
+    """Is this gradient beyond the numbers, or far larger than the last one and belied by the losses?"""
+    g = m.padded(m.subspace.project(point.g))
+    if not bool(g.isfinite().all()):
+        return True
+    larger = int(m.model.evaluations[i]) > 0 and norm(point.g) > float(m.model.gradients[i].norm())
+    return larger and m.model.contradicted(i, x - m.model.positions[i], point.f, g)
 
 
 def retreat(m: SFOState, o: SFOOptions, closure: Closure, i: int, point: Point, x: Tensor) -> list[Point]:

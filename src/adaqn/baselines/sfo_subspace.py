@@ -72,6 +72,12 @@ class Subspace:
         self.basis[self.size] = rest
         self.size += 1
 
+    def clear(self) -> None:
+        """No directions any more, but for all of them."""
+        if not self.whole:
+            self.basis.zero_()
+            self.size = 0
+
     def collapse(self, keep: Tensor) -> Tensor:
         """Shrink to the span of ``keep``, rows of coordinates; returns T, with new coordinates = T · old ones.
 

@@ -7,8 +7,8 @@ import numbers
 import operator
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
-from torch import bool as bool_dtype
 
 T = TypeVar("T")
 
@@ -38,6 +38,8 @@ def number(name: str, value: Any) -> Any:
     """A real number; True and False are none."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number, got {value!r}")
+    if isinstance(value, int) and abs(value) >= 2**63:  # perhaps of hundreds of digits, which nobody wants to read
+        raise ValueError(f"{name} must be a number that a tensor can hold, got a whole number of 2^63 or more")
     return value
 
 
@@ -81,17 +83,34 @@ def flag(name: str, value: Any) -> bool:
     return value
 
 
+def unreadable(tensor: Tensor) -> str | None:
+    """What keeps the numbers of a tensor from being read or copied; ``None`` if nothing does.
+
+    >>> unreadable(torch.ones(2)), unreadable(torch.ones(2, device="meta"))
+    (None, "on the device 'meta', without data")
+    """
+    if tensor.is_nested:
+        return "a nested tensor"
+    if tensor.layout != torch.strided:
+        return f"a sparse tensor ({tensor.layout})"
+    if tensor.is_quantized:
+        return f"a quantized tensor ({tensor.dtype})"
+    return "on the device 'meta', without data" if tensor.is_meta else None
+
+
 def step_size(name: str, value: Any) -> Any:
     """A finite number of at least 0, or a tensor that holds one.
 
     >>> step_size("lr", 0.1)
     0.1
     """
+    if isinstance(value, Tensor) and (fault := unreadable(value)):
+        raise TypeError(f"Tensor {name} must be an ordinary one, got {fault}")
     if isinstance(value, Tensor) and value.numel() != 1:
         raise ValueError(f"Tensor {name} must be 1-element, got one of shape {tuple(value.shape)}")
     if not isinstance(value, Tensor):
         number(name, value)
-    elif value.is_complex() or value.dtype == bool_dtype:
+    elif value.is_complex() or value.dtype == torch.bool:
         raise TypeError(f"{name} must be a number, got a tensor of {value.dtype}")
     if not (math.isfinite(float(value)) and float(value) >= 0.0):
         raise ValueError(f"{name} must be a finite number of at least 0, got {value}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -27,8 +27,8 @@ from adaqn.fullbatch.method import WholeMethod
 from adaqn.fullbatch.minimization import BUDGET, NOT_FINITE, Limits, Minimization
 from adaqn.optim.events import Notices, warn
 from adaqn.parameters.flat import check_one_device, trained
-from adaqn.parameters.loading import around_torchs_loading, entries_by_parameter
-from adaqn.parameters.saved import check_entries, foreign, show
+from adaqn.parameters.loading import Entry, entries_by_parameter, load_state
+from adaqn.parameters.saved import check_entries, check_restored, foreign, show, with_plain_numbers
 
 if TYPE_CHECKING:
     from adaqn.explain.explanation import Explanation
@@ -70,10 +70,10 @@ class WholeGradient(Optimizer):
         gradients enabled, and must be of the same function throughout a step: see :meth:`resampled`. With an argument
         ``seed`` it is given the same number throughout a step, and another one in the next.
         """
-        limits = self._limits()
+        limits = self._limits(self.param_groups)
         if closure is None:
             return self._make_state_only(limits)
-        self._search()
+        self._search(self.param_groups)
         with self._working():
             memory = self._memory_of(self._trained())
             calls = 0 if memory is None else memory.counters.calls
@@ -105,7 +105,7 @@ class WholeGradient(Optimizer):
         objective = Objective(memory, evaluations, self._sample, maximize=method.maximize)
         value, gradient = objective.behind(loss)
         c.note_difference(value)
-        made = Minimization(memory, objective, self._search(), limits, method.noise, self._tell)
+        made = Minimization(memory, objective, self._search(self.param_groups), limits, method.noise, self._tell)
         self._running = made
         try:
             self._reason = made.run(value, gradient)
@@ -123,18 +123,18 @@ class WholeGradient(Optimizer):
             hint = UNSEEN if self._reason == NO_GRADIENT else ""
             self._notices.say(f"{type(self).__name__}: {self._reason}{hint}")
 
-    def _limits(self) -> Limits:
-        """As the groups have them now: a scheduler, or the user, may have changed them."""
-        first = self.param_groups[0]
-        for group in self.param_groups:
+    def _limits(self, groups: Sequence[dict[str, Any]]) -> Limits:
+        """As the groups have them: a scheduler, or the user, may have changed them."""
+        first = groups[0]
+        for group in groups:
             for name in OF_ALL:
                 if name in first and group[name] != first[name]:
                     raise ValueError(f"{name} is {first[name]} in one param group and {group[name]} in another: one "
                                      "search moves all parameters, so give it to the optimizer")  # fmt: skip
         if first.get("history_size") != self.defaults.get("history_size"):
-            raise ValueError(f"history_size is {first['history_size']} in the param groups, and the optimizer was made "
-                             f"with {self.defaults['history_size']}: make one with that many")  # fmt: skip
-        lr = max(float(step_size("lr", group["lr"])) for group in self.param_groups)
+            raise ValueError(f"history_size is {first.get('history_size')} in the param groups, and the optimizer was "
+                             f"made with {self.defaults.get('history_size')}: make one with that many")  # fmt: skip
+        lr = max(float(step_size("lr", group["lr"])) for group in groups)
         return Limits(
             lr,
             at_least_one("max_iter", first["max_iter"]),
@@ -143,12 +143,12 @@ class WholeGradient(Optimizer):
             not_nan("tolerance_change", first["tolerance_change"]),
         )
 
-    def _search(self) -> LineSearch | None:
-        """As the groups name it now; with or without a search is decided when the optimizer is made."""
-        name, made_with = self.param_groups[0]["line_search_fn"], self.defaults["line_search_fn"]
+    def _search(self, groups: Sequence[dict[str, Any]]) -> LineSearch | None:
+        """As the groups name it; with or without a search is decided when the optimizer is made."""
+        name, made_with = groups[0]["line_search_fn"], self.defaults["line_search_fn"]
         if name == made_with:
             return self._method.search
-        if made_with is None or name not in LINE_SEARCHES:
+        if made_with is None or not isinstance(name, str) or name not in LINE_SEARCHES:
             raise ValueError(f"line_search_fn is {name!r} in the param groups, and the optimizer was made with "
                              f"{made_with!r}: make one with line_search_fn={name!r}")  # fmt: skip
         return LINE_SEARCHES[name]
@@ -346,43 +346,39 @@ class WholeGradient(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a saved state; if it does not fit, one error and nothing is changed."""
         self._refuse_within_step("load_state_dict()")
-        loaded: list[LimitedMemory | None] = []
 
-        def take(_: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
-            memory, rest = self._taken(saved)
-            loaded.append(memory)
-            return rest
+        def check_groups(groups: Sequence[dict[str, Any]]) -> None:
+            self._limits(groups)
+            self._search(groups)
 
-        def place(_: Optimizer) -> None:
-            self._memory = loaded[0]
+        def place(memory: LimitedMemory | None) -> None:
+            self._memory = memory
             self._recent.clear()
             self._reason = "a state was loaded"
             self._show_state()
 
-        with around_torchs_loading(self, take, place):
-            super().load_state_dict(state_dict)
+        load_state(self, state_dict, check_groups=check_groups, restore=self._taken, place=place)
 
     def _taken(self, saved: dict[str, Any]) -> tuple[LimitedMemory | None, dict[str, Any]]:
         """(A memory made from our entries, checked; the saved dictionary without them, for torch to load)."""
         params = self._parameters()
-        entries = entries_by_parameter(saved, len(params))
+        entries = entries_by_parameter(saved)
         if any("old_dirs" in entry for entry in entries.values()):
             raise ValueError(
                 "the state was saved by torch.optim.LBFGS, whose memory has no H0: start without it, the history is "
                 "learnt anew within a few iterations"
             )
         empty = {"n_iter", "func_evals"}  # all that there is before the first step
+        counts = [entry for entry in entries.values() if not set(entry) - empty]
         entries = {i: entry for i, entry in entries.items() if set(entry) - empty}
         memory, ours = None, set(empty)
         if entries:
             memory = self._method.memory([params[i] for i in entries])
             ours = own_names(memory) | {name for entry in entries.values() for name in entry if is_ours(name)}
-            check_entries(
-                [{name: v for name, v in entry.items() if name in ours} for entry in entries.values()],
-                memory.flat,
-                memory.expected(),
-            )
-            memory.load(list(entries.values()))
+            restore(memory, [{name: v for name, v in entry.items() if name in ours} for entry in entries.values()])
+        c = Counters() if memory is None else memory.counters
+        if not all(isinstance(n, int) and n == getattr(c, name) for entry in counts for name, n in entry.items()):
+            raise ValueError(f"the saved counts {counts[0]} are not those of the state: it is damaged")
         return memory, {**saved, "state": foreign(saved, ours)}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -394,6 +390,15 @@ class WholeGradient(Optimizer):
         super().__setstate__(state)
         if "_memory" in state:  # a copy, not the loading of a state_dict
             self._show_state()
+
+
+def restore(memory: LimitedMemory, entries: list[Entry]) -> None:
+    """Fill a new memory with what was saved of each of its parameters; one clear error if that does not fit."""
+    expected = memory.expected()
+    check_entries(entries, memory.flat, expected)
+    entries = with_plain_numbers(entries, expected)
+    memory.load(entries)
+    check_restored(entries, memory)
 
 
 def is_ours(name: Any) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from adaqn.core.acceptance import SMALLEST_MULTIPLIER
 from adaqn.core.curvature import Curvature
 from adaqn.core.scaling import Scaling
 from adaqn.optim.descent import Group, any_momentum
@@ -25,7 +26,14 @@ from adaqn.optim.state import State
 from adaqn.parameters.flat import FlatParameters
 from adaqn.parameters.h0_layout import layout_for, of_other_layout
 from adaqn.parameters.loading import Entry, entries_by_parameter
-from adaqn.parameters.saved import Expected, check_entries, foreign
+from adaqn.parameters.saved import (
+    Expected,
+    check_entries,
+    check_number,
+    check_restored,
+    foreign,
+    with_plain_numbers,
+)
 from adaqn.parameters.saved import show as show_beside_others
 
 _OWN = {
@@ -71,10 +79,8 @@ def taken(saved: dict[str, Any], method: Method, groups: list[Group]) -> tuple[S
         own_names(method.scaling, method.curvature, [(*p.shape, 2) if p.is_complex() else p.shape for p in params])
         | _OF_PARTS
     )
-    ours |= {
-        name for entry in entries_by_parameter(saved, len(params)).values() for name in entry if of_other_layout(name)
-    }
-    entries = saved_entries(saved, len(params), ours)
+    ours |= {name for entry in entries_by_parameter(saved).values() for name in entry if of_other_layout(name)}
+    entries = saved_entries(saved, ours)
     saved_groups: list[Group] = saved["param_groups"]
     state = None
     if entries:
@@ -82,19 +88,23 @@ def taken(saved: dict[str, Any], method: Method, groups: list[Group]) -> tuple[S
         known = any("momentum" in group for group in saved_groups)
         momentum = any("momentum" in entry for entry in entries.values()) if known else any_momentum(groups)
         state = restored([params[i] for i in entries], list(entries.values()), method, momentum=momentum)
-    if len(saved_groups) == len(groups):  # otherwise torch says so
-        saved_groups = [_with_momentum(*both) for both in zip(saved_groups, groups, strict=True)]
-    return state, {**saved, "param_groups": saved_groups, "state": foreign(saved, ours)}
+    return state, {**saved, "param_groups": with_momentum(saved_groups, groups), "state": foreign(saved, ours)}
 
 
-def _with_momentum(saved: Group, ours: Group) -> Group:
-    return {**saved, "momentum": ours["momentum"]} if "momentum" in ours and "momentum" not in saved else saved
+def with_momentum(saved: Sequence[Group], ours: Sequence[Group]) -> list[Group]:
+    """The saved groups; where they are from before momentum was a value of theirs, with ours."""
+    known = [{"momentum": group["momentum"]} if "momentum" in group else {} for group in ours]
+    return [{**before, **group} for before, group in zip(known, saved, strict=True)]
 
 
-def saved_entries(state_dict: dict[str, Any], count: int, own: set[str]) -> dict[int, Entry]:
+def saved_entries(state_dict: dict[str, Any], own: set[str]) -> dict[int, Entry]:
     """Parameter index → our part of its saved state in today's format, by the order of the groups."""
-    saved = entries_by_parameter(state_dict, count)
+    saved = entries_by_parameter(state_dict)
     ours = {i: {name: v for name, v in entry.items() if name in own} or _of_torch(entry) for i, entry in saved.items()}
+    for i, entry in ours.items():
+        check_number(i, "format", entry.get("format", FORMAT))
+    if len(formats := {float(entry.get("format", FORMAT)) for entry in ours.values() if entry}) > 1:
+        raise ValueError(f"the saved states of the parameters have several formats, {sorted(formats)}: corrupt state")
     return {i: migrated(entry) for i, entry in ours.items() if entry}
 
 
@@ -110,12 +120,16 @@ def migrated(entry: Entry) -> Entry:
     Format 1 knew no adaptive cycles, no rotating monitor's turn and no window of rejections: zero stands for each.
     Formats 1 and 2 had an accepted average only where it was kept. Formats 1 to 3 did not remember the best loss.
     Formats 1 to 4 counted only finite steps towards the length of a cycle. Formats 1 to 5 had no growing average.
+    Format 1 had no smallest multiplier (D24).
     """
     if entry.get("format") not in range(1, FORMAT):
         return entry
     kept = {"keeps_accepted": int("accepted" in entry)}
     known = {"accepted": entry["anchor"], "iterate": entry["anchor"]} if "anchor" in entry else {}
     known |= {"window_steps": entry["window_count"]} if "window_count" in entry else {}
+    multiplier = entry.get("step_multiplier", 1.0)
+    if isinstance(multiplier, float):
+        entry = {**entry, "step_multiplier": max(multiplier, SMALLEST_MULTIPLIER)}
     return {**dict.fromkeys((*NEW_IN_2, *NEW_IN_4, *NEW_IN_6), 0), **kept, **known, **entry, "format": FORMAT}
 
 
@@ -141,11 +155,16 @@ def expected_of(method: Method, flat: FlatParameters, *, momentum: bool) -> Expe
 def restored(params: list[Tensor], entries: list[Entry], method: Method, *, momentum: bool) -> State:
     """A new state for these parameters with what was saved of each; one clear error if that does not fit."""
     flat = flat_for(method, params)
-    check_entries(entries, flat, expected_of(method, flat, momentum=momentum))
+    expected = expected_of(method, flat, momentum=momentum)
+    check_entries(entries, flat, expected)
+    entries = with_plain_numbers(entries, expected)
     state = new_state(method, flat, momentum=momentum)
     if entries[0]["keeps_accepted"]:
         state.keep_accepted()
     if entries[0]["evaluating"]:
         state.keep_iterate()
     state.load(entries)
+    if state.accepted is not None and entries[0]["keeps_accepted"] == 0:  # saved where no average was kept
+        entries = [{**entry, "keeps_accepted": 1} if entry["keeps_accepted"] == 0 else entry for entry in entries]
+    check_restored(entries, state)
     return state

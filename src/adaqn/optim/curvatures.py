@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from adaqn.core.products import Reduce, local
 from adaqn.evaluation.losses import LossFunction, batch_loss, check_batch
 from adaqn.evaluation.random_state import RandomState
 from adaqn.evaluation.undisturbed import precision, undisturbed
-from adaqn.parameters.flat import FlatParameters, as_real
+from adaqn.parameters.flat import FlatParameters, as_complex, as_real
 
 
 class ModelCurvature(Curvature):
@@ -110,13 +111,13 @@ class BatchCurvature(ModelCurvature):
 
     def _like_parameters(self, vector: Tensor) -> list[Tensor]:
         pieces = zip(self.flat.views(vector), self.flat.params, strict=True)
-        return [(torch.view_as_complex(v) if p.is_complex() else v).to(p.dtype) for v, p in pieces]
+        return [(as_complex(v) if p.is_complex() else v).to(p.dtype) for v, p in pieces]
 
     def _next_batch(self) -> Any:
         if self._iterator is None:
             self._iterator = iter(self.batches)
-            for _ in range(self.position):
-                next(self._iterator, None)
+            for _ in itertools.islice(self._iterator, self.position):
+                pass
         batch = next(self._iterator, None)
         if batch is None:
             self._iterator, self.position = iter(self.batches), 0

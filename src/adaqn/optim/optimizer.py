@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
@@ -45,7 +45,7 @@ from adaqn.optim.state import State
 from adaqn.optim.warm_start import check_source, fill_scaling, source_states
 from adaqn.optim.watch import MonitorFunction, Watch
 from adaqn.parameters.flat import check_one_device, trained
-from adaqn.parameters.loading import around_torchs_loading
+from adaqn.parameters.loading import load_state
 
 if TYPE_CHECKING:
     from adaqn.explain.explanation import Explanation
@@ -475,24 +475,26 @@ class QuasiNewton(Optimizer):
         """Take over a saved state; if it does not fit, one error and nothing is changed."""
         if self._averaging:
             raise RuntimeError("load_state_dict() was called inside averaged(): leave the block first")
-        loaded: list[State | None] = []
 
-        def take(_: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
-            state, rest = checkpoint.taken(saved, self._method, self.param_groups)
-            loaded.append(state)
-            return rest
+        def check_groups(groups: Sequence[Group]) -> None:
+            for group in checkpoint.with_momentum(groups, self.param_groups):
+                check_group(group, self.defaults)
 
-        def place(_: Optimizer) -> None:
-            self._state = loaded[0]
+        def restore(saved: dict[str, Any]) -> tuple[State | None, dict[str, Any]]:
+            return checkpoint.taken(saved, self._method, self.param_groups)
+
+        def place(state: State | None) -> None:
+            self._state = state
             self._watch.anchor_losses = None
             self._evaluating_early = False
             self._recent.clear()
-            if self._state is not None:
-                self._watch.take_turn_of(self._state)
+            if state is not None:
+                self._watch.take_turn_of(state)
             self._show_state()
 
-        with around_torchs_loading(self, take, place):
-            super().load_state_dict(state_dict)
+        load_state(
+            self, state_dict, check_groups=check_groups, restore=restore, place=place, optional=("momentum",)
+        )  # fmt: skip
 
     def __getstate__(self) -> dict[str, Any]:
         # torch's own leaves out whatever a subclass adds; what schedulers patch in must stay out.

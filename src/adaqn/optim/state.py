@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adaqn.core.acceptance import SMALLEST_MULTIPLIER
 from adaqn.core.history import Average
 from adaqn.core.momentum import Momentum
 from adaqn.core.products import on_host
@@ -160,8 +159,12 @@ class State(Memory):
 
     def summary(self, candidate: Tensor) -> Tensor:
         """What the host must know of a cycle: the square of its average, and what :meth:`learn` takes."""
-        square = self.flat.reduce(candidate.dot(candidate).double().reshape(1))
-        return torch.cat([square, self.tally.unknown])
+        square = candidate.dot(candidate).double().reshape(1)
+        if self.master is not None:  # a wide average may be more than the parameters can hold
+            parts = zip(self.flat.views(candidate), self.flat.params, strict=True)
+            for held in [part.to(p.dtype.to_real()).isfinite().all() for part, p in parts]:
+                square = torch.where(held, square, torch.inf)
+        return torch.cat([self.flat.reduce(square), self.tally.unknown])
 
     def learn(self, summary: Tensor) -> bool:
         """The host, which has the summary now, learns which steps had a finite gradient; is the average a number?"""
@@ -258,9 +261,6 @@ class State(Memory):
         first = saved[0]
         for name, now in asdict(self.counters).items():
             setattr(self.counters, name, type(now)(first[name]))
-        self.counters.step_multiplier = max(
-            self.counters.step_multiplier, SMALLEST_MULTIPLIER
-        )  # 0.1 had no floor (D24)
         self.tally.restore(int(first["window_steps"]), int(first["window_count"]))
         self.curvature.load_numbers(without_prefix("curvature_", first))
         if self.momentum is not None:

@@ -214,3 +214,8 @@ def _kind(p: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
 
 def as_real(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def as_complex(pairs: Tensor) -> Tensor:
+    """The other way round, of a piece of a vector; a copy where it begins at an odd place."""
+    return torch.view_as_complex(pairs if pairs.storage_offset() % 2 == 0 else pairs.clone())

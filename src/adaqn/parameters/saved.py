@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from adaqn.core.checks import unreadable
 from adaqn.parameters.buffers import Shapes
 from adaqn.parameters.flat import FlatParameters
 from adaqn.parameters.h0_layout import of_other_layout
 from adaqn.parameters.loading import Entry
 from adaqn.parameters.memory import Memory
+
+LARGEST_WHOLE = 2**53
+"""Whole numbers up to here are exact as float64 too."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,7 @@ def check_entries(entries: Sequence[Entry], flat: FlatParameters, expected: Expe
     for index, entry in enumerate(entries):
         shape = flat.saved_shape(index)
         version = entry.get("format", expected.format)
+        check_number(index, "format", version)
         if version != expected.format:
             first = "" if expected.oldest == expected.format else f"{expected.oldest} to "
             raise ValueError(
@@ -89,20 +95,54 @@ def check_entries(entries: Sequence[Entry], flat: FlatParameters, expected: Expe
                 "optimizer with the options it was saved with, or start without its state"
             )
         for name, rows in expected.rows.items():
-            _check_tensor(index, name, entry[name], (*rows, *shape), len(rows), expected.kept_as)
+            check_tensor(index, name, entry[name], (*rows, *shape), len(rows), kept_as=expected.kept_as)
         for name, ours in {**tensors, **expected.shared}.items():
-            _check_tensor(index, name, entry[name], ours, 0 if name in tensors else None, expected.kept_as)
+            check_tensor(index, name, entry[name], ours, 0 if name in tensors else None, kept_as=expected.kept_as)
+        for name in sorted(set(entry) - names):  # matrices of H0 in another layout, taken where they fit
+            check_tensor(index, name, entry[name], tuple(getattr(entry[name], "shape", ())), kept_as=expected.kept_as)
         for name in sorted(expected.numbers):
-            _check_number(index, name, entry[name], signed=name in expected.signed)
+            check_number(index, name, entry[name], signed=name in expected.signed)
         for ring, size in expected.rings.items():
             if f"{ring}_size" in entry:
-                _check_range(index, f"{ring}_size", entry[f"{ring}_size"], size)
-                _check_range(index, f"{ring}_start", entry[f"{ring}_start"], max(0, size - 1))
+                check_range(index, f"{ring}_size", entry[f"{ring}_size"], size)
+                check_range(index, f"{ring}_start", entry[f"{ring}_start"], max(0, size - 1))
+    check_same(entries, expected.shared)
 
 
-def _check_tensor(index: int, name: str, saved: Any, ours: tuple[int, ...], rows: int | None, kept_as: str) -> None:
+def with_plain_numbers(entries: Sequence[Entry], expected: Expected) -> list[Entry]:
+    """Numbers that came as tensors, or as numpy's, as Python's own."""
+    plain = expected.numbers
+    return [{n: v.item() if n in plain and hasattr(v, "item") else v for n, v in entry.items()} for entry in entries]
+
+
+def check_restored(entries: Sequence[Entry], memory: Memory) -> None:
+    """Did every number come out as it was saved? A count that is not whole, or not the same for all, does not.
+
+    H0 may begin again where the parts of a vector are others than before.
+    """
+    begins_again = not memory.flat.is_whole or memory.flat.processes.count > 1
+    begins_again |= any(of_other_layout(name) for entry in entries for name in entry)
+    for index, entry in enumerate(entries):
+        for name, value in memory.numbers(index).items():
+            if entry[name] != value and not (begins_again and name.startswith("scaling_")):
+                raise ValueError(
+                    f"the saved {name!r} of parameter {index} is {entry[name]}, and would be {value}: it is not whole, "
+                    "or not what the others say; corrupt state"
+                )
+
+
+def check_tensor(
+    index: int, name: str, saved: Any, ours: tuple[int, ...], rows: int | None = None, *, kept_as: str,
+    dtype: torch.dtype = torch.float32,
+) -> None:  # fmt: skip
+    """A tensor that holds numbers of that kind, in that shape; ``rows`` stand before a shape that may be flattened."""
     if not isinstance(saved, Tensor):
         raise ValueError(f"the saved {name!r} of parameter {index} is {type(saved).__name__}, not a tensor")
+    if fault := unreadable(saved):
+        raise ValueError(f"the saved {name!r} of parameter {index} is {fault}: save it as an ordinary tensor")
+    if not (saved.is_floating_point() if dtype.is_floating_point else saved.dtype == dtype):
+        kind = "a floating-point one" if dtype.is_floating_point else f"one of {dtype}"
+        raise ValueError(f"the saved {name!r} of parameter {index} is a tensor of {saved.dtype}, not {kind}")
     if not (tuple(saved.shape) == ours or (rows is not None and _same_vectors(tuple(saved.shape), ours, rows))):
         raise ValueError(
             f"the saved {name!r} of parameter {index} has shape {tuple(saved.shape)}, and this optimizer's "
@@ -116,18 +156,51 @@ def _same_vectors(theirs: tuple[int, ...], ours: tuple[int, ...], rows: int) -> 
     return one_is_flat and theirs[:rows] == ours[:rows] and math.prod(theirs) == math.prod(ours)
 
 
-def _check_number(index: int, name: str, saved: Any, *, signed: bool) -> None:
+def check_number(index: int, name: str, saved: Any, *, signed: bool = False) -> None:
+    """A finite number, within what float64 and whole numbers both hold; of at least 0 if it has no sign."""
     try:
-        usable = math.isfinite(float(saved)) and (float(saved) >= 0 or signed)
-    except (TypeError, ValueError):
-        usable = False
-    if not usable:
+        value = None if isinstance(saved, str | bytes) or _is_unreadable(saved) else float(saved)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        value = None
+    usable = value is not None and math.isfinite(value) and (value >= 0.0 or signed)
+    if not usable or (isinstance(saved, int) and abs(saved) > LARGEST_WHOLE):
         raise ValueError(
-            f"the saved {name!r} of parameter {index} is {saved!r}, not "
+            f"the saved {name!r} of parameter {index} is {_shortened(saved)}, not "
             f"{'a finite number' if signed else 'a number of at least 0'}: corrupt state"
         )
 
 
-def _check_range(index: int, name: str, saved: Any, largest: int) -> None:
-    if not 0 <= saved <= largest:
-        raise ValueError(f"the saved {name!r} of parameter {index} is {saved}, outside 0 to {largest}: corrupt state")
+def check_range(index: int, name: str, saved: Any, largest: int, smallest: int = 0) -> None:
+    if not (smallest <= saved <= largest and saved == int(saved)):
+        raise ValueError(
+            f"the saved {name!r} of parameter {index} is {saved}, outside {smallest} to {largest}: corrupt state"
+        )
+
+
+def check_same(entries: Sequence[Entry], names: Iterable[str]) -> None:
+    """What all parameters share must be the same in the saved state of each."""
+    for name in sorted(names):
+        for index, entry in enumerate(entries):
+            if not _same(entry[name], entries[0][name]):
+                raise ValueError(
+                    f"the saved {name!r} of parameter {index} is not that of parameter 0, and all share it: corrupt "
+                    "state"
+                )
+
+
+def _same(a: Any, b: Any) -> bool:
+    if a is b or not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+        return a is b or bool(a == b)
+    b = b.to(a.device, a.dtype)
+    return bool(((a == b) | (a.isnan() & b.isnan())).all())
+
+
+def _is_unreadable(saved: Any) -> bool:
+    return isinstance(saved, Tensor) and unreadable(saved) is not None
+
+
+def _shortened(saved: Any) -> str:
+    if isinstance(saved, int) and abs(saved) > LARGEST_WHOLE:
+        return f"beyond ±{LARGEST_WHOLE}"  # Python refuses to write out thousands of digits
+    text = repr(saved)
+    return text if len(text) <= 80 else f"{text[:80]}…"
