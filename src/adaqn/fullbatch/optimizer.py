@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -26,6 +26,8 @@ from adaqn.fullbatch.line import Objective
 from adaqn.fullbatch.method import WholeMethod
 from adaqn.fullbatch.minimization import BUDGET, NOT_FINITE, Limits, Minimization
 from adaqn.optim.events import Notices, warn
+from adaqn.optim.torch_arguments import OF_WHOLE, advice, check_torchs_in_group
+from adaqn.optim.warm_start import is_torchs
 from adaqn.parameters.flat import check_one_device, trained
 from adaqn.parameters.loading import around_torchs_loading, entries_by_parameter
 from adaqn.parameters.saved import check_entries, foreign, show
@@ -38,6 +40,8 @@ RECENT = 40
 UNKNOWN_LOSS = (NOT_FINITE, NO_GRADIENT)
 """Ends of a step that are warned of: nothing is known of the weights where it ended."""
 OF_ALL = ("max_iter", "max_eval", "tolerance_grad", "tolerance_change", "history_size", "line_search_fn")
+NOT_IN_GROUPS = ("scaling", "damping", "noise", "maximize", "storage", "update", "on_cycle", "process_group")
+"""Arguments that the groups do not even have."""
 
 
 class WholeGradient(Optimizer):
@@ -236,8 +240,9 @@ class WholeGradient(Optimizer):
         """Also in mid-training: the curvature history then restarts at the next step, and says so."""
         given = {**self.defaults, **param_group}
         step_size("lr", given["lr"])
-        for name in OF_ALL:
-            if name in self.defaults and given[name] != self.defaults[name]:
+        check_torchs_in_group(param_group, None, OF_WHOLE)
+        for name in {*OF_ALL, *NOT_IN_GROUPS} & set(given):
+            if name not in self.defaults or given[name] != self.defaults[name]:
                 raise ValueError(f"{name} in a param group: one search moves all parameters, so give it to the "
                                  "optimizer; groups may have their own lr")  # fmt: skip
         super().add_param_group(param_group)
@@ -371,6 +376,11 @@ class WholeGradient(Optimizer):
                 "the state was saved by torch.optim.LBFGS, whose memory has no H0: start without it, the history is "
                 "learnt anew within a few iterations"
             )
+        if any(map(is_torchs, entries.values())):
+            raise ValueError(
+                "the state was saved by another optimizer of torch's, and its averages are of no use here: load the "
+                "weights alone and start without it"
+            )
         empty = {"n_iter", "func_evals"}  # all that there is before the first step
         entries = {i: entry for i, entry in entries.items() if set(entry) - empty}
         memory, ours = None, set(empty)
@@ -394,6 +404,13 @@ class WholeGradient(Optimizer):
         super().__setstate__(state)
         if "_memory" in state:  # a copy, not the loading of a state_dict
             self._show_state()
+
+
+def check_arguments(method: str, given: Mapping[str, Any]) -> None:
+    """An error for arguments that are not there: what to do instead, for those of torch's Adam."""
+    if given:
+        message = f"{method} has no argument {', '.join(map(repr, given))}"
+        raise TypeError(": ".join(filter(None, [message, "; ".join(advice(given, None, OF_WHOLE))])))
 
 
 def is_ours(name: Any) -> bool:

@@ -42,6 +42,7 @@ from adaqn.optim.method import Method
 from adaqn.optim.monitor import RotatingMonitor
 from adaqn.optim.removed import attribute_error
 from adaqn.optim.state import State
+from adaqn.optim.torch_arguments import NOT_NEEDED, OF_FAMILY, check_torchs_in_group
 from adaqn.optim.warm_start import check_source, fill_scaling, source_states
 from adaqn.optim.watch import MonitorFunction, Watch
 from adaqn.parameters.flat import check_one_device, trained
@@ -392,6 +393,12 @@ class QuasiNewton(Optimizer):
     def add_param_group(self, param_group: Group) -> None:
         """Also in mid-training: the curvature history then restarts at the next step, and says so."""
         self._refuse_while_averaging("add_param_group()")
+        averages = "momentum" in self.defaults
+        check_torchs_in_group(
+            {name: value for name, value in param_group.items() if name not in self.defaults},
+            type(self._method.scaling) if averages else None,
+            NOT_NEEDED if averages else OF_FAMILY,
+        )
         check_group({**self.defaults, **param_group}, self.defaults)
         super().add_param_group(param_group)
         everything = self._parameters()
