@@ -224,8 +224,10 @@ class QuasiNewton(Optimizer):
                 "run twice: opt.step(closure), where the closure calls zero_grad() and backward() and returns the loss"
             )
         state = self._state_of(params)
-        if state.counters.steps == 0 and state.counters.cycles == 0 and state.tally.steps == 0:
+        if state.is_new:
             state.restart()  # the weights may have changed since it was made
+        if not self._watch.is_checked and self._moves():
+            self._watch.check(state)
         if isinstance(state.curvature, GradientDifference):
             state.curvature.rerun = rerun
         if state.momentum is None and any_momentum(self.param_groups):

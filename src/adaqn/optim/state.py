@@ -93,6 +93,11 @@ class State(Memory):
         return self.buffers.get("accepted")
 
     @property
+    def is_new(self) -> bool:
+        """Has no step been made?"""
+        return self.counters.steps == 0 and self.counters.cycles == 0 and self.tally.steps == 0
+
+    @property
     def cycle_length(self) -> int:
         """L, within its bounds where it adapts: a saved state may come from wider ones."""
         if self.method.cycle_bounds is None:
