@@ -62,9 +62,12 @@ class Monitor:
         self.batch = batch
         self.autocast = autocast
         if is_ready(model, batch):
-            self()
+            self._evaluate()
 
     def __call__(self) -> Tensor:
+        return self._evaluate()
+
+    def _evaluate(self) -> Tensor:
         evaluate = batch_loss if self.is_tried else first_loss
         with torch.no_grad(), undisturbed(self.model), self._precision():
             losses = monitored_loss(lambda: self._per_example(evaluate(self.model, self._each, self.batch)))
