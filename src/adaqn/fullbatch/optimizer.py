@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from adaqn.core.checks import at_least_one, not_nan, step_size
 from adaqn.core.line_search import LineSearch
 from adaqn.core.line_search_names import LINE_SEARCHES
 from adaqn.core.scaling import Scaling
+from adaqn.core.units import readable_size
 from adaqn.fullbatch.closure import NO_GRADIENT, UNSEEN, Closure, Evaluations, Sample, takes_seed
 from adaqn.fullbatch.events import Counters, Iteration, WholeStats
 from adaqn.fullbatch.limited import LimitedMemory, own_names
@@ -300,10 +301,15 @@ class WholeGradient(Optimizer):
 
         return explain_whole(whole_record_of(self))
 
-    def state_size(self) -> int:
-        """Bytes of history and work space of this process, known before the first step."""
+    @overload
+    def state_size(self, *, human: Literal[False] = False) -> int: ...
+    @overload
+    def state_size(self, *, human: Literal[True]) -> str: ...
+    def state_size(self, *, human: bool = False) -> int | str:
+        """Bytes of history and work space of this process, known before the first step; ``"31.3 GB"`` if ``human``."""
         params = self._trained()
-        return self._method.bytes_needed(params) if params else 0
+        size = self._method.bytes_needed(params) if params else 0
+        return readable_size(size) if human else size
 
     # ------------------------------------------------------------------ saving and loading
 

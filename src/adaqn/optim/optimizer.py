@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from adaqn.core.acceptance import NONFINITE_PATIENCE, mean_loss
 from adaqn.core.outcome import Outcome
 from adaqn.core.products import size_of
 from adaqn.core.scaling import Scaling
+from adaqn.core.units import readable_size
 from adaqn.optim import checkpoint
 from adaqn.optim.curvatures import GradientDifference, ModelCurvature, Rerun
 from adaqn.optim.cycle_end import (
@@ -295,8 +296,18 @@ class QuasiNewton(Optimizer):
         """How the last cycle ended; ``None`` before the first, and after a state was loaded."""
         return self._recent[-1] if self._recent else None
 
-    def state_size(self) -> int:
-        """Bytes of history and work space of this process, known before the first step."""
+    @overload
+    def state_size(self, *, human: Literal[False] = False) -> int: ...
+    @overload
+    def state_size(self, *, human: Literal[True]) -> str: ...
+    def state_size(self, *, human: bool = False) -> int | str:
+        """Bytes of history and work space of this process, known before the first step; ``"31.3 GB"`` if ``human``.
+
+        On the meta device nothing is allocated: ``AdaQN(model.to("meta").parameters()).state_size(human=True)``.
+        """
+        return readable_size(self._bytes_needed()) if human else self._bytes_needed()
+
+    def _bytes_needed(self) -> int:
         params, _ = trained(self.param_groups, self._staying())
         if self._state is None and not params:
             return 0
