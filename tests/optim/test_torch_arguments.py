@@ -80,6 +80,7 @@ def test_weight_decay_of_whole_gradients_belongs_into_the_loss(kind):
         kind(parameter(), weight_decay=0.01)
     with pytest.raises(ValueError, match=r"\['weight_decay'\] in a param group.*to the loss in the closure"):
         kind([{"params": parameter(), "weight_decay": 0.01}])
+    kind([{"params": parameter(), "weight_decay": 0.0}])  # as frameworks write it
 
 
 @pytest.mark.parametrize("kind", [AdaQN, *WITHOUT_AVERAGES], ids=lambda kind: kind.__name__)

@@ -241,8 +241,9 @@ class WholeGradient(Optimizer):
         """Also in mid-training: the curvature history then restarts at the next step, and says so."""
         given = {**self.defaults, **param_group}
         step_size("lr", given["lr"])
-        check_torchs_in_group(param_group, None, OF_WHOLE)
-        for name in {*OF_ALL, *NOT_IN_GROUPS} & set(given):
+        without = {"weight_decay"} if param_group.get("weight_decay") == 0.0 else set()  # 0 asks for nothing
+        check_torchs_in_group({n: v for n, v in param_group.items() if n not in without}, None, OF_WHOLE)
+        for name in (name for name in (*OF_ALL, *NOT_IN_GROUPS) if name in given):
             if name not in self.defaults or given[name] != self.defaults[name]:
                 raise ValueError(f"{name} in a param group: one search moves all parameters, so give it to the "
                                  "optimizer; groups may have their own lr")  # fmt: skip
