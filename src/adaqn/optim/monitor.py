@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adaqn.evaluation.losses import EachExample, LossFunction, batch_loss, check_batch, monitored_loss
+from adaqn.evaluation.losses import EachExample, LossFunction, batch_loss, check_batch, monitored_loss, widened
 from adaqn.evaluation.trial import examples_in, first_loss, is_ready
 from adaqn.evaluation.undisturbed import precision, undisturbed
 from adaqn.optim.events import warn
@@ -57,6 +57,9 @@ class Monitor:
         autocast: torch.dtype | None = None,
     ) -> None:
         check_batch(batch, whole=loss_fn is None)
+        self._tried_on: torch.device | None = None
+        self.is_scalar = False
+        """Did it return one number for the whole batch?"""
         self.model = model
         self.loss_fn = loss_fn
         self.batch = batch
@@ -82,9 +85,7 @@ class Monitor:
     @loss_fn.setter
     def loss_fn(self, loss_fn: LossFunction | None) -> None:
         self._each = None if loss_fn is None else EachExample(loss_fn)
-        self._tried_on: torch.device | None = None
-        self.is_scalar = False
-        """Did it return one number for the whole batch?"""
+        self._tried_on = None
 
     @property
     def is_tried(self) -> bool:
@@ -99,7 +100,7 @@ class Monitor:
         """One loss per example where there are more dimensions; the mean of all where these are not of examples."""
         if not isinstance(losses, Tensor) or losses.dim() < 2 or losses.numel() == 0:
             return losses
-        count = examples_in(self.batch)
+        losses, count = widened(losses), examples_in(self.batch)
         if len(losses) == count:
             return losses.flatten(1).mean(1)
         if not self.is_tried:
