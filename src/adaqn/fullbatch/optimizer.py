@@ -27,8 +27,7 @@ from adaqn.fullbatch.line import Objective
 from adaqn.fullbatch.method import WholeMethod
 from adaqn.fullbatch.minimization import BUDGET, NOT_FINITE, Limits, Minimization
 from adaqn.optim.events import Notices, warn
-from adaqn.optim.torch_arguments import OF_WHOLE, advice, check_torchs_in_group
-from adaqn.optim.warm_start import is_torchs
+from adaqn.optim.torch_arguments import OF_WHOLE, advice, check_torchs_in_group, is_torchs
 from adaqn.parameters.flat import check_one_device, trained
 from adaqn.parameters.loading import around_torchs_loading, entries_by_parameter
 from adaqn.parameters.saved import check_entries, foreign, show

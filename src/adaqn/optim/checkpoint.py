@@ -22,7 +22,8 @@ from adaqn.optim.layout import number_names, vector_layout
 from adaqn.optim.making import flat_for, new_state
 from adaqn.optim.method import Method
 from adaqn.optim.state import State
-from adaqn.optim.warm_start import is_torchs, refuse_torchs
+from adaqn.optim.torch_arguments import is_torchs
+from adaqn.optim.warm_start import refuse_torchs
 from adaqn.parameters.flat import FlatParameters
 from adaqn.parameters.h0_layout import layout_for, of_other_layout
 from adaqn.parameters.loading import Entry, entries_by_parameter

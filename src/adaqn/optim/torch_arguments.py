@@ -1,10 +1,12 @@
-"""Arguments of torch's optimizers that ours do not have, left over where Adam stood: what to write instead."""
+"""What is left over where an optimizer of torch's stood: its arguments, and what to write instead; its state."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
 from typing import Any
+
+from torch import Tensor
 
 from adaqn.core.scaling import Adam, Scaling
 from adaqn.core.scaling_names import SCALINGS
@@ -81,3 +83,12 @@ def check_torchs_in_group(group: Mapping[str, Any], scaling: type[Scaling] | Non
     names = [name for name in group if name in reasons or name in _AVERAGES]
     more = "; scaling is given to the optimizer, for all groups" if any("scaling=" in word for word in found) else ""
     raise ValueError(f"{names} in a param group would change nothing: {'; '.join(found)}{more}")
+
+
+_OF_TORCH = {"exp_avg", "exp_avg_sq", "square_avg", "sum", "prev", "acc_delta", "exp_inf", "ax"}
+"""By a step and one of these the state of an optimizer of torch's is known."""
+
+
+def is_torchs(entry: dict[str, Any]) -> bool:
+    """Did another optimizer write this state of a parameter? Otherwise it is ours, or somebody's note."""
+    return bool("step" in entry and _OF_TORCH & set(entry)) or isinstance(entry.get("momentum_buffer"), Tensor)

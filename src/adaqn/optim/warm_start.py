@@ -10,18 +10,10 @@ from torch.optim import Optimizer
 
 from adaqn.core.kronecker import Kronecker
 from adaqn.core.scaling import Adagrad, Adam, RMSProp, Scaling
+from adaqn.optim.torch_arguments import is_torchs
 from adaqn.parameters.flat import FlatParameters, as_real
 
 _TORCH_KEYS = ((Adam, "exp_avg_sq", "Adam or AdamW"), (RMSProp, "square_avg", "RMSprop"), (Adagrad, "sum", "Adagrad"))
-
-
-_OF_TORCH = {"exp_avg", "exp_avg_sq", "square_avg", "sum", "prev", "acc_delta", "exp_inf", "ax"}
-"""By a step and one of these the state of an optimizer of torch's is known."""
-
-
-def is_torchs(entry: dict[str, Any]) -> bool:
-    """Did another optimizer write this state of a parameter? Otherwise it is ours, or somebody's note."""
-    return bool("step" in entry and _OF_TORCH & set(entry)) or isinstance(entry.get("momentum_buffer"), Tensor)
 
 
 def refuse_torchs(entries: Iterable[dict[str, Any]], groups: Iterable[dict[str, Any]], scaling: Scaling) -> None:
