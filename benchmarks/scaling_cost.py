@@ -74,41 +74,41 @@ class Operations(TorchDispatchMode):
 def built(params: list[Tensor], scaling: Kronecker) -> Kronecker:
     """A scaling with the memory that an optimizer would give it."""
     flat = FlatParameters(params, processes_for(None, params[0].device))
-    plan = tensor_layout(scaling, flat)
+    plan = tensor_layout(scaling, flat.shapes)
     buffers = {name: tensor_buffer(shapes, flat) for name, shapes in plan.items()}
     entries = tensors_by_parameter(buffers, plan, len(params))
     kept = [{name.removeprefix("scaling_"): tensor for name, tensor in entry.items()} for entry in entries]
-    scaling.build({"square_avg": flat.new()}, flat.shapes, kept)
+    scaling.build({name: flat.new() for name in scaling.vector_names}, flat.shapes, kept)
     return scaling
 
 
 def bare(params: list[Tensor], block_size: int) -> Callable[[], None]:
     """One step of the products and its share of the QR decompositions, and nothing else."""
     blocks = [block for p in params if p.dim() > 1 for block in blocks_of(matrix_shape(p.shape), block_size)]
-    stock = [
-        (
-            torch.randn(b.shape),
-            *(torch.linalg.qr(torch.randn(n, n)).Q for n in b.shape),
-            *map(torch.zeros, b.shape, b.shape),
-        )
-        for b in blocks
-    ]
+    stock = [(torch.randn(b.shape), *(_side(n) for n in b.sides)) for b in blocks]
     step = 0
 
     def run() -> None:
         nonlocal step
-        for index, (G, left, right, L, R) in enumerate(stock):
-            for _ in range(2):  # the gradient and what is multiplied by H0
-                x = left.t() @ G @ right
-            left @ x @ right.t()
-            L.addmm_(G, G.t(), beta=0.95, alpha=0.05)
-            R.addmm_(G.t(), G, beta=0.95, alpha=0.05)
-            for side, (average, basis) in enumerate(((L, left), (R, right))):
-                if (2 * index + side + step) % REFRESH == 0:
-                    torch.linalg.qr(average @ basis)
+        for index, (G, *both) in enumerate(stock):
+            left, right = both
+            for _ in range(3):  # the gradient into the basis; what is multiplied by H0 into it, and out of it
+                x = G if left is None else left[1] @ G
+                x = x if right is None else x @ right[1]
+            for number, side in enumerate(both):
+                if side is not None:
+                    average, basis = side
+                    average.addmm_(*((G, G.t()) if number == 0 else (G.t(), G)), beta=0.95, alpha=0.05)
+                    if (2 * index + number + step) % REFRESH == 0:
+                        torch.linalg.qr(average @ basis)
         step += 1
 
     return run
+
+
+def _side(n: int) -> tuple[Tensor, Tensor] | None:
+    """An average and a basis, where a side has one."""
+    return None if n == 1 else (torch.zeros(n, n), torch.linalg.qr(torch.randn(n, n)).Q)
 
 
 def timed(run: Callable[[], Any], count: int) -> float:

@@ -154,15 +154,15 @@ def dense_kronecker(scaling: Kronecker) -> Tensor:
         is_vector = len(scaling.shapes[i]) < 2
         for block in [Block((0, p), (0, q))] if is_vector else blocks_of((p, q), scaling.block_size):
             K = torch.ones(1, 1, dtype=torch.float64)
-            for side, length in zip(("left", "right"), block.shape, strict=True):
-                Q = torch.eye(length, dtype=torch.float64)
+            for side, whole, length in zip(("left", "right"), block.shape, block.sides, strict=True):
+                Q = torch.eye(whole, dtype=torch.float64)
                 if length > 1 and not is_vector:
                     Q = kept[f"{side}_basis"][: length**2].view(length, length)
                     kept[f"{side}_basis"] = kept[f"{side}_basis"][length**2 :]
                 K = torch.kron(K, Q)
             where = slice(*block.rows), slice(*block.columns)
             roots = (V[where] / (1.0 - scaling.decay ** max(scaling.steps[i], 1))).sqrt() + scaling.eps
-            if not is_vector and max(block.shape) > 1:
+            if not is_vector and max(block.sides) > 1:
                 roots = roots.clamp(min=least * float(roots.norm()))
             here = places[where].flatten()
             H0[here[:, None], here] = K @ torch.diag(1.0 / roots.flatten()) @ K.T

@@ -16,6 +16,7 @@ from adaqn.optim.curvatures import BatchCurvature, EmpiricalFisher, HessianProdu
 from adaqn.optim.events import CycleEvent, Stats
 from adaqn.optim.family import OLBFGS, RES, SQN, SdLBFGS
 from adaqn.optim.monitor import Monitor, RotatingMonitor
+from adaqn.optim.monitored import MonitoredGradient
 from adaqn.optim.optimizer import QuasiNewton
 from adaqn.optim.settings import PRESETS, PairOptions, Preset, RejectOptions, StorageOptions
 
@@ -44,6 +45,7 @@ __all__ = [
     "Kronecker",
     "KroneckerSecant",
     "Monitor",
+    "MonitoredGradient",
     "Outcome",
     "PairOptions",
     "Preset",

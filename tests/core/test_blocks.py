@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from unittest import mock
 
 import pytest
 import torch
@@ -62,8 +63,10 @@ def test_blocks_cover_a_matrix_once_and_none_is_too_long(p, q, size):
     assert sum(math.prod(block.shape) for block in blocks) == p * q
     assert len({(block.rows, block.columns) for block in blocks}) == len(blocks)
     for side, other in ((0, q), (1, p)):
-        lengths = [block.shape[side] for block in blocks]
-        assert max(lengths) <= min(size, max(128, 4 * other))
+        lengths, thin = [block.shape[side] for block in blocks], (p, q)[side] > max(128, 2 * other)
+        assert all(block.bare[side] == thin for block in blocks)
+        assert all(block.sides[side] == (1 if thin else length) for block, length in zip(blocks, lengths, strict=True))
+        assert max(lengths) == (p, q)[side] if thin else max(lengths) <= size
         assert min(lengths) > 0
     if max(p, q) <= min(size, 128):
         assert len(blocks) == 1
@@ -72,9 +75,10 @@ def test_blocks_cover_a_matrix_once_and_none_is_too_long(p, q, size):
 @pytest.mark.parametrize(
     "shape, size, found",
     [
-        ((10_000, 100), 2048, [(400, 100)] * 25),
+        ((10_000, 100), 2048, [(10_000, 100)]),
+        ((5_000, 3_000), 2048, [(1_667, 1_500), (1_667, 1_500)] * 2 + [(1_666, 1_500)] * 2),
         ((400, 100), 2048, [(400, 100)]),
-        ((1, 300), 2048, [(1, 100)] * 3),
+        ((1, 300), 2048, [(1, 300)]),
         ((5, 3), 2, [(2, 2), (2, 1), (2, 2), (2, 1), (1, 2), (1, 1)]),
     ],
 )
@@ -87,7 +91,11 @@ SHAPE = st.lists(st.integers(1, 5), min_size=0, max_size=3).map(tuple)
 
 @given(shapes=st.lists(SHAPE, min_size=1, max_size=4), size=st.integers(2, 6), steps=st.integers(0, 14), data=st.data())
 def test_h0_is_the_block_diagonal_matrix(shapes, size, steps, data):
-    make = data.draw(st.sampled_from([apart, together]))
+    with mock.patch.multiple("adaqn.core.blocks", SMALL=data.draw(st.sampled_from([1, 128])), THIN=2):
+        check_block_diagonal(shapes, size, steps, data.draw(st.sampled_from([apart, together])))
+
+
+def check_block_diagonal(shapes, size, steps, make):
     scaling = make(Kronecker(0.9, 1e-6, refresh=3, block_size=size), shapes)
     for g in gradients(steps, sum(scaling.sizes)):
         scaling.update(g)

@@ -142,3 +142,23 @@ def test_two_processes_agree_and_resume(tmp_path):
         for run in ("whole", "resumed"):
             for name, value in first["whole"]["weights"].items():
                 assert torch.equal(value, process[run]["weights"][name])
+
+
+def test_it_validates_and_ends_at_the_average():
+    class Validated(Regression):
+        def validation_step(self, batch):
+            seen.append(self.trainer.optimizers[0]._evaluating)
+
+        def val_dataloader(self):
+            return loader()
+
+    seen = []
+    module, plain = Validated(), Regression()
+    options = {"num_sanity_val_steps": 0, "limit_val_batches": 1}
+    opt = fit(module, MonitorCallback(nn.MSELoss(), averaged=True), **options)
+    fit(plain, MonitorCallback(nn.MSELoss()))
+    assert seen == [True, True]
+    average = weights(module)
+    assert not torch.equal(average, weights(plain))
+    opt.train()
+    assert torch.equal(weights(module), weights(plain))

@@ -33,7 +33,10 @@ def make(folder, net=None, optimizer=(AdaQN, {"lr": 0.01}), data=None, **options
     defaults = {"max_steps": 12, "logging_steps": 4, "save_strategy": "no", "per_device_train_batch_size": 8}
     quiet = {"use_cpu": True, "report_to": "none", "disable_tqdm": True}
     args = TrainingArguments(str(folder), **{**defaults, **quiet, **options})
-    return Trainer(net or model(), args, train_dataset=data or Counting(), optimizer_cls_and_kwargs=optimizer)
+    return Trainer(
+        net or model(), args, train_dataset=data or Counting(), eval_dataset=Counting(),
+        optimizer_cls_and_kwargs=optimizer,
+    )  # fmt: skip
 
 
 def adaqn(trainer):
@@ -106,3 +109,38 @@ def test_other_optimizers_are_named(tmp_path):
     trainer.add_callback(MonitorCallback(trainer))
     with pytest.raises(TypeError, match="found SGD"):
         trainer.train()
+
+
+def without_dropout():
+    net = model()
+    for module in net.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0  # an evaluation draws random numbers
+    return net
+
+
+def test_it_evaluates_and_ends_at_the_average(tmp_path):
+    seen, optimizer = [], (AdaQN, {"lr": 0.01, "reject": "none"})
+
+    def spy(self, *args, **kwargs):
+        found = Trainer.prediction_step(self, *args, **kwargs)
+        seen.append(adaqn(self)._evaluating)
+        return found
+
+    plain = make(tmp_path / "plain", without_dropout(), optimizer)
+    plain.train()
+    often = {"eval_strategy": "steps", "eval_steps": 4, "save_strategy": "steps", "save_steps": 8}
+    nets = []
+    for resume in (None, str(tmp_path / "a" / "checkpoint-8")):
+        trainer = make(tmp_path / "a", without_dropout(), optimizer, **often)
+        trainer.prediction_step = spy.__get__(trainer)
+        trainer.add_callback(MonitorCallback(trainer, averaged=True))
+        trainer.train(resume_from_checkpoint=resume)
+        nets.append([p.detach().clone() for p in trainer.model.parameters()])
+    assert seen
+    assert all(seen)
+    adaqn(trainer).train()
+    for average, resumed, ours, theirs in zip(*nets, trainer.model.parameters(), plain.model.parameters(), strict=True):
+        assert torch.equal(average, resumed)
+        assert torch.equal(ours, theirs)  # neither evaluating nor saving at the average changed the run
+        assert not torch.equal(ours, average)

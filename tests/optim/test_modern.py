@@ -403,7 +403,7 @@ def test_every_preset_is_listed_in_the_documentation():
 def test_the_average_of_the_last_accepted_cycle_takes_one_vector(preset):
     problem = NoisyValley()
     model = Vector(problem.w0)
-    opt = AdaQN(model.parameters(), preset=preset, reject="none")
+    opt = AdaQN(model.parameters(), preset=preset, reject="none", averaging=0.0)
     run(opt, model, problem, range(5))
     size = opt.state_size()
     with opt.averaged():

@@ -32,6 +32,8 @@ class Curvature:
     """Does the product change its sign with the objective's? Of a Hessian it does, of a Fisher matrix not."""
     needs_closure = False
     """Does it run the closure of a step once more?"""
+    needs_monitor = False
+    """Does it compare gradients of the monitored loss?"""
     needs_model = False
     """Does it evaluate a model, on batches of its own, and so need whole vectors in every process?"""
 
@@ -53,6 +55,14 @@ class Curvature:
     def product(self, s: Tensor, candidate: Tensor, out: Tensor) -> Tensor:
         """out ← curvature·s at the candidate."""
         raise TypeError(f"{type(self).__name__} has no product with s: override product()")
+
+    @property
+    def is_ready(self) -> bool:
+        """Can it say anything of this cycle?"""
+        return True
+
+    def anchor_moved(self) -> None:
+        """The candidate has become the anchor."""
 
     def clear(self) -> None:
         """The step was rejected: forget what led to it."""

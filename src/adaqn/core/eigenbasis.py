@@ -90,7 +90,7 @@ def first_basis(average: Tensor) -> Tensor:
     places = torch.arange(n, device=average.device)
     columns = torch.where(places < known, places, n + places - known)
     both = torch.cat([Q.flip(-1), identity], -1)
-    Q = torch.linalg.qr(both.take_along_dim(columns.unsqueeze(-2), -1)).Q
+    Q = orthonormal(sorted_along(both, columns, -1))
     return torch.where(usable & _finite(Q), Q, identity)
 
 
@@ -103,13 +103,28 @@ def next_basis(average: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
     """
     product = _product(average, basis)
     quotients = (basis * product).sum(-2)
-    smallest = FLOOR * quotients.amax(-1, keepdim=True)
+    largest = quotients.amax(-1, keepdim=True)
+    smallest = FLOOR * largest
     order = torch.maximum(quotients, smallest).argsort(descending=True, stable=True)
-    shifted = torch.addcmul(product, basis, smallest.unsqueeze(-2))
-    Q = torch.linalg.qr(shifted.take_along_dim(order.unsqueeze(-2), -1)).Q
-    usable = _finite(Q) & product.ne(0.0).any(-1, keepdim=True).any(-2, keepdim=True)
+    shifted = product.addcmul_(basis, smallest.unsqueeze(-2))
+    Q = orthonormal(sorted_along(shifted, order, -1))
+    usable = Q.sum((-2, -1)).isfinite().unsqueeze(-1) & largest.gt(0.0)
     places = torch.arange(order.shape[-1], device=order.device)
-    return torch.where(usable, Q, basis), torch.where(usable.squeeze(-1), order, places)
+    return torch.where(usable.unsqueeze(-1), Q, basis), torch.where(usable, order, places)
+
+
+def sorted_along(matrices: Tensor, order: Tensor, dim: int) -> Tensor:
+    """Columns (``dim`` −1) or rows (−2) in that order, in new memory."""
+    places = order.unsqueeze(-2 if dim == -1 else -1)
+    shape = [*matrices.shape]
+    shape[dim] = order.shape[-1]
+    return matrices.gather(dim, places.expand(shape))
+
+
+def orthonormal(matrices: Tensor) -> Tensor:
+    """Q of a QR decomposition; R is not made."""
+    Q: Tensor = torch.linalg.householder_product(*torch.geqrf(matrices))
+    return Q
 
 
 def carried(V: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:

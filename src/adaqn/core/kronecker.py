@@ -31,8 +31,9 @@ class Kronecker(Adam):
     power iteration and a QR decomposition follow L and R. V is not rotated then, only sorted as its columns were.
 
     A tensor of more than two dimensions is a matrix, cut where it is most nearly square. A side longer than
-    ``block_size``, or than 128 and four times the other side, is cut into equal pieces, and each block of the matrix
-    has its own L, R and bases: H0 is block-diagonal, as in Distributed Shampoo. Scalars and vectors have Adam's
+    ``block_size`` is cut into equal pieces, and each block of the matrix has its own L, R and bases: H0 is
+    block-diagonal, as in Distributed Shampoo. A side longer than 128 and twice the other, such as that of the
+    words of a language model, has no basis. Scalars and vectors have Adam's
     diagonal, and so has a side of length 1. Complex parameters are pairs of reals, a complex vector therefore a matrix
     of two columns.
 
@@ -101,7 +102,7 @@ class Kronecker(Adam):
         blocks = self.blocks(shape) or []
         shapes: dict[str, tuple[int, ...]] = {}
         for dim, side in enumerate(SIDES):
-            lengths = [block.shape[dim] for block in blocks if block.shape[dim] > 1]  # 1 has no other basis
+            lengths = [block.sides[dim] for block in blocks if block.sides[dim] > 1]  # 1 has no other basis
             if lengths:
                 size = (lengths[0], lengths[0]) if len(blocks) == 1 else (sum(n * n for n in lengths),)
                 shapes |= {f"{side}_average": size, f"{side}_basis": size}

@@ -34,8 +34,8 @@ class Schedule:
         """For the blocks of all parameters; ``refresh_of`` their shape says how often."""
         by_refresh: dict[int, list[tuple[Key, tuple[int, int]]]] = {}
         for key, block in blocks:
-            if max(block.shape) > 1:
-                by_refresh.setdefault(refresh_of(block.shape), []).append((key, block.shape))
+            if max(block.sides) > 1:
+                by_refresh.setdefault(refresh_of(block.sides), []).append((key, block.sides))
         found = Schedule(set(), {})
         for refresh, members in by_refresh.items():
             members.sort(key=lambda member: (-max(member[1]), member[1], member[0]))

@@ -53,7 +53,8 @@ class Member:
 
     def precedes(self, other: Member) -> bool:
         """Does the other one follow in the memory of every factor, so that both can be in one stack?"""
-        same = self.block.shape == other.block.shape and self.is_contiguous == other.is_contiguous
+        same = self.block.shape == other.block.shape and self.block.bare == other.block.bare
+        same = same and self.is_contiguous == other.is_contiguous
         together = self.is_contiguous or (self.parameter, self.block.rows) == (other.parameter, other.block.rows)
         return same and together and all(map(_adjacent, self.tensors(), other.tensors()))
 
@@ -134,7 +135,7 @@ def members_of(
     """The blocks of a matrix that begins at ``start``, with views of their factors."""
     found: dict[str, list[Tensor | None]] = {}
     for name, tensor in tensors.items():
-        lengths = [block.shape[name.startswith("right")] for block in blocks]
+        lengths = [block.sides[name.startswith("right")] for block in blocks]
         pieces = torch.split(tensor.view(-1), [n * n if n > 1 else 0 for n in lengths])
         found[name] = [p.view(n, n) if n > 1 else None for p, n in zip(pieces, lengths, strict=True)]
     none: list[Tensor | None] = [None] * len(blocks)

@@ -9,9 +9,12 @@ import torch
 from torch import Tensor
 
 from adaqn.core.blocks import Block
-from adaqn.core.eigenbasis import carried, first_basis, next_basis
+from adaqn.core.eigenbasis import carried, first_basis, next_basis, sorted_along
 from adaqn.core.schedule import Key, Schedule
 from adaqn.core.stacks import Member, Stack, Stacks
+
+SHORT = 128
+"""Sides of up to this length are refreshed together with all others of the same length."""
 
 
 @dataclass(frozen=True)
@@ -58,17 +61,20 @@ class Turning:
         Returns the parameters whose averages start anew, also those that lie in other processes: all count alike.
         """
         restarted = [i for i in present if self._starts_anew(i, seen[i])]
+        due_sides: list[Sides] = []
         for stack in stacks.stacks:
             ages = [seen[member.parameter] - 1 for member in stack.members]  # SOAP counts from the second gradient
             if max(ages) < 0:
                 continue
             known = [self._key(member) in self.schedule.known for member in stack.members]
             self._first(stack, moments, [age == 0 and has for age, has in zip(ages, known, strict=True)])
-            refresh = self._refresh_of(stack.members[0].block.shape)
+            refresh = self._refresh_of(stack.members[0].block.sides)
             for side in (0, 1):
                 slots = [self.schedule.slots.get((self._key(member), side), -1) for member in stack.members]
                 due = [age > 0 and age % refresh == slot for age, slot in zip(ages, slots, strict=True)]
-                _next(stack, side, moments, due)
+                due_sides += [Sides(stack, side, part) for part in _runs(due)]
+        for together in _batches(due_sides):
+            _next(together, moments)
         return restarted
 
     def _key(self, member: Member) -> Key:
@@ -94,17 +100,59 @@ class Turning:
                     torch._foreach_copy_(parts, [carried(V, *member.bases) for V in parts])
 
 
-def _next(stack: Stack, side: int, moments: Sequence[Tensor], due: Sequence[bool]) -> None:
-    average, basis = stack.averages[side], stack.bases[side]
-    for part in _runs(due):
-        if average is None or basis is None:
-            continue
-        Q, order = next_basis(average[part], basis[part])
-        basis[part].copy_(Q)
-        places = order.unsqueeze(1 if side else 2)
+@dataclass(frozen=True)
+class Sides:
+    """One side of some neighbours in a stack."""
+
+    stack: Stack
+    side: int
+    part: slice
+
+    @property
+    def length(self) -> int:
+        return self.stack.shape[1 + self.side]
+
+    @property
+    def average(self) -> Tensor:
+        average = self.stack.averages[self.side]
+        assert average is not None  # it has a slot
+        return average[self.part]
+
+    @property
+    def basis(self) -> Tensor:
+        basis = self.stack.bases[self.side]
+        assert basis is not None
+        return basis[self.part]
+
+    def sort(self, moments: Sequence[Tensor], order: Tensor) -> None:
+        """Bring averages of squares into the order of the new basis."""
         for V in moments:
-            parts = [member.of(V) for member in stack.members[part]]
-            torch._foreach_copy_(parts, torch.stack(parts).take_along_dim(places, 1 + side).unbind())
+            parts = [member.of(V) for member in self.stack.members[self.part]]
+            torch._foreach_copy_(parts, sorted_along(torch.stack(parts), order, self.side - 2).unbind())
+
+
+def _batches(sides: Sequence[Sides]) -> Iterator[list[Sides]]:
+    """Short ones of one length together: there the number of operations counts, and copies are cheap."""
+    by_length: dict[int, list[Sides]] = {}
+    for one in sides:
+        if one.length <= SHORT:
+            by_length.setdefault(one.length, []).append(one)
+        else:
+            yield [one]
+    yield from by_length.values()
+
+
+def _next(sides: Sequence[Sides], moments: Sequence[Tensor]) -> None:
+    """The next bases of sides of one length."""
+    averages, bases = [one.average for one in sides], [one.basis for one in sides]
+    if len(sides) == 1:
+        Q, order = next_basis(averages[0], bases[0])
+    else:
+        Q, order = next_basis(torch.cat(averages), torch.cat(bases))
+    counts = [len(basis) for basis in bases]
+    for one, basis, new, places in zip(sides, bases, torch.split(Q, counts), torch.split(order, counts), strict=True):
+        basis.copy_(new)
+        one.sort(moments, places)
 
 
 def _runs(due: Sequence[bool]) -> Iterator[slice]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from adaqn.evaluation.batches import tensors_in
 from adaqn.evaluation.losses import LossFunction, loss_of, output_of
 
 _MISTAKES = (TypeError, ValueError, RuntimeError, IndexError, KeyError, AttributeError, AssertionError)
@@ -28,7 +29,7 @@ def is_ready(model: nn.Module, batch: Any) -> bool:
     """
     if _in_several_processes():
         return False
-    weights, given = [*model.parameters(), *model.buffers()], list(_tensors(batch))
+    weights, given = [*model.parameters(), *model.buffers()], list(tensors_in(batch))
     if any(type(w) not in (Tensor, nn.Parameter) or w.is_meta for w in weights):
         return False
     dtypes = {w.dtype for w in weights if w.is_floating_point()}
@@ -86,7 +87,7 @@ def _hints(output: Any, target: Any) -> Iterator[str]:
             "Take what the loss needs in a loss_fn of your own, such as lambda output, target: loss(output[0], "
             "target); or give loss_fn=None if the model is called with the targets and returns its own loss"
         )
-    first = output if isinstance(output, Tensor) else next(_tensors(output), None)
+    first = output if isinstance(output, Tensor) else next(tensors_in(output), None)
     if first is None or not isinstance(target, Tensor) or first.dim() < 3 or target.dim() < 2:
         return
     if first.shape[1] != target.shape[1] and first.shape[1] == 1:
@@ -117,14 +118,6 @@ def described(value: Any) -> str:
     return "None" if value is None else type(value).__name__
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping | tuple | list):
-        for part in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors(part)
-
-
-def examples_in(batch: Any) -> int | None:
-    """How many, by the first tensor that has any."""
-    return next((len(t) for t in _tensors(batch) if t.dim()), None)
+def first_length(batch: Any, dim: int) -> int | None:
+    """How many examples, by the first tensor that has that dimension."""
+    return next((t.shape[dim] for t in tensors_in(batch) if -t.dim() <= dim < t.dim()), None)

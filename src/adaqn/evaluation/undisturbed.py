@@ -12,8 +12,11 @@ from adaqn.evaluation.random_state import random_state_kept
 
 
 @contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Eval mode within the block; modes, buffers and torch's random state as before after it."""
+def undisturbed(model: nn.Module, *, backward: bool = False) -> Iterator[None]:
+    """Eval mode within the block; modes, buffers and torch's random state as before after it.
+
+    With ``backward`` recurrent modules stay in training mode, without dropout: cuDNN has no backward pass in eval mode.
+    """
     modes = [(module, module.training) for module in model.modules()]
     buffers = [
         (module, name, buffer, buffer.clone())
@@ -23,14 +26,26 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     devices = {buffer.device for _, _, buffer, _ in buffers} | {p.device for p in model.parameters()}
     with random_state_kept(devices):
         model.eval()
+        recurrent = [(m, m.dropout) for m in model.modules() if backward and isinstance(m, nn.RNNBase)]
+        for rnn, _ in recurrent:
+            rnn.training, rnn.dropout = True, 0.0
         try:
             yield
         finally:
+            for rnn, dropout in recurrent:
+                rnn.dropout = dropout
             for module, training in modes:
                 module.training = training
             with torch.no_grad():
                 for module, name, buffer, value in buffers:
                     module._buffers[name] = buffer.copy_(value)
+
+
+def without_ddp(model: nn.Module) -> nn.Module:
+    """The module itself: a backward pass through DDP would wait for the other processes."""
+    inner = getattr(model, "module", None)
+    is_wrapped = type(model).__name__ == "DistributedDataParallel" and isinstance(inner, nn.Module)
+    return inner if is_wrapped and inner is not None else model
 
 
 def precision(model: nn.Module, autocast: torch.dtype | None) -> torch.autocast:

@@ -142,9 +142,7 @@ def settings_of(optimizer: QuasiNewton) -> Settings:
     def size(method: Method) -> Size:
         if flat is None:
             return Size(0, 0, 0, 0)
-        return size_of_state(
-            flat, method, momentum=optimizer._has_momentum, accepted=state is not None and state.accepted is not None
-        )
+        return size_of_state(flat, method, momentum=optimizer._has_momentum, **optimizer._kept_vectors)
 
     return Settings(
         method=type(optimizer).__name__,

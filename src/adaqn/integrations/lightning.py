@@ -32,6 +32,8 @@ class MonitorCallback(Callback):
         batch: the batch itself, for data that cannot be indexed; it must be the same in a resumed run.
         autocast: the dtype of autocast for the monitor; ``None`` evaluates in the parameters' own.
         log: log ``adaqn/stored`` and the others through the trainer's loggers, as often as it logs.
+        averaged: validate at the average of :meth:`adaqn.AdaQN.eval`, and leave it in the module when training ends,
+            to be tested and exported.
     """
 
     def __init__(
@@ -42,12 +44,14 @@ class MonitorCallback(Callback):
         batch: Any = None,
         autocast: torch.dtype | None = None,
         log: bool = True,
+        averaged: bool = False,
     ) -> None:
         self.loss_fn = loss_fn
         self.examples = examples
         self.batch = batch
         self.autocast = autocast
         self.logs = log
+        self.averaged = averaged
         self._optimizers: list[QuasiNewton] = []
 
     def make_monitor(self, module: LightningModule, batch: Any) -> Callable[[], Any]:
@@ -56,11 +60,25 @@ class MonitorCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._optimizers = quasi_newton(trainer.optimizers)
+        for opt in self._optimizers:
+            opt.train()  # a run that ended was saved at its average
         unmonitored = [opt for opt in self._optimizers if opt.monitor is None]
         if unmonitored:
             batch = self._transferred(trainer, pl_module)
             for opt in unmonitored:
                 opt.monitor = self.make_monitor(pl_module, batch)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for opt in self._optimizers if self.averaged else ():
+            opt.eval()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for opt in self._optimizers if self.averaged else ():
+            opt.train()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for opt in self._optimizers if self.averaged else ():
+            opt.eval()
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if not self.logs:

@@ -49,6 +49,9 @@ class MonitorCallback(TrainerCallback):
         examples: how many training examples are monitored, in each process.
         batch: the batch itself, a mapping, for data that cannot be indexed; it must be the same in a resumed run.
         autocast: the dtype of autocast for the monitor. A trainer with ``bf16=True`` casts in the model itself.
+        averaged: leave the average of :meth:`adaqn.AdaQN.eval` in the model when training ends, to be saved; not with
+            ``load_best_model_at_end``, which leaves the best one. The trainer evaluates at the average by itself, as it
+            does with schedule-free optimizers.
     """
 
     def __init__(
@@ -59,18 +62,21 @@ class MonitorCallback(TrainerCallback):
         examples: int = EXAMPLES,
         batch: Any = None,
         autocast: torch.dtype | None = None,
+        averaged: bool = False,
     ) -> None:
         self.trainer = trainer
         self.loss_fn = loss_fn
         self.examples = examples
         self.batch = batch
         self.autocast = autocast
+        self.averaged = averaged
         self._optimizer: QuasiNewton | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **now: Any) -> None:
         """The optimizer is there by now, with the state of a checkpoint if there is one."""
         (opt,) = quasi_newton([now["optimizer"]])
         self._optimizer = opt
+        opt.train()  # a run that ended was saved at its average
         if opt.monitor is None:
             batch = training_batch(now["train_dataloader"], self.examples) if self.batch is None else self.batch
             opt.monitor = Monitor(now["model"], self.loss_fn, on_device(batch, args.device), autocast=self.autocast)
@@ -79,3 +85,7 @@ class MonitorCallback(TrainerCallback):
         """A record of our own after that of the training loss, which the trainer's reporters have seen by now."""
         if self._optimizer is not None and "loss" in (logs or {}):
             self.trainer.log(metrics(self._optimizer))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **now: Any) -> None:
+        if self.averaged and self._optimizer is not None and not args.load_best_model_at_end:
+            self._optimizer.eval()

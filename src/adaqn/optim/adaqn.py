@@ -69,6 +69,9 @@ class AdaQN(QuasiNewton):
         momentum: β of the averaged gradient that the recursion sees, bias corrected as in Adam; H0 and F̃ see the
             gradient itself. 0 is none. Schedulers that cycle it find it in the param groups.
         nesterov: look one step ahead in that average, as NAdam does.
+        warm_up: steps in which the step size rises to ``lr``. 0 is none.
+        averaging: c of the growing average that :meth:`averaged` and :meth:`eval` show: over about the last 1/c of the
+            run, whatever its length, so that no schedule is needed. 0 is the average of the last accepted cycle alone.
         pairs: which curvature pairs are kept, tested and repaired: :class:`adaqn.PairOptions`.
         reject: when a cycle is rejected: ``"paired"``, ``"factor"``, ``"relative"``, ``"none"``, a function
             ``(new, old) -> rejected`` of the losses at both points, or :class:`adaqn.RejectOptions`, which explains
@@ -109,6 +112,8 @@ class AdaQN(QuasiNewton):
         scaling: ScalingName | Scaling | None = None,
         momentum: float | None = None,
         nesterov: bool | None = None,
+        warm_up: int | None = None,
+        averaging: float | None = None,
         pairs: PairOptions | None = None,
         reject: RejectName | RejectTest | RejectOptions | None = None,
         storage: StorageOptions | None = None,
@@ -121,7 +126,8 @@ class AdaQN(QuasiNewton):
     ) -> None:
         check_removed("AdaQN", removed, preset=preset, scaling=scaling)
         p = preset_with(
-            preset, pairs, reject, cycle_length=cycle_length, scaling=scaling, momentum=momentum, nesterov=nesterov
+            preset, pairs, reject, cycle_length=cycle_length, scaling=scaling, momentum=momentum, nesterov=nesterov,
+            warm_up=warm_up, averaging=averaging,
         )  # fmt: skip
         h0 = make_h0(p.scaling)
         length, bounds = make_cycle(p.cycle_length)
@@ -133,9 +139,12 @@ class AdaQN(QuasiNewton):
             curvature_eps=given(p.pairs.eps),
             scaling=h0,
             curvature=make_curvature(p.pairs),
+            scale=given(p.pairs.scale),
             curvature_test=make_curvature_test(p.pairs.test),
             direction=make_direction(p.pairs.direction),
             nesterov=p.nesterov,
+            warm_up=p.warm_up,
+            averaging=p.averaging,
             repair=make_damping(given(p.pairs.damping), h0, asked=pairs is not None and pairs.damping is not None),
             anchor_patience=given(p.pairs.anchor_patience),
             reset_momentum=given(p.reject.reset_momentum),

@@ -32,7 +32,8 @@ from adaqn.parameters.saved import show as show_beside_others
 
 _OWN = {
     *(field.name for field in fields(Counters)),
-    *("format", "gram", "anchor", "window", "window_count", "window_steps", "accepted", "keeps_accepted"),
+    *("format", "gram", "anchor", "window", "window_count", "window_steps", "accepted", "iterate"),
+    "keeps_accepted",
     *("fisher", "master", "pairs_s", "pairs_y", "pairs_start", "pairs_size", "momentum", "momentum_step"),
 }
 _OF_PARTS = {
@@ -44,6 +45,7 @@ _OF_PARTS = {
 """Of parts of the library: in the state of a method without such a part they are no stranger's."""
 NEW_IN_2 = ("rejected_at", "cycle_length", "monitor_position")
 NEW_IN_4 = ("has_best", "best_loss", "best_error")
+NEW_IN_6 = ("averaged_steps", "evaluating")
 SIGNED = ("best_loss",)
 """All other numbers are at least 0."""
 
@@ -107,14 +109,14 @@ def migrated(entry: Entry) -> Entry:
 
     Format 1 knew no adaptive cycles, no rotating monitor's turn and no window of rejections: zero stands for each.
     Formats 1 and 2 had an accepted average only where it was kept. Formats 1 to 3 did not remember the best loss.
-    Formats 1 to 4 counted only finite steps towards the length of a cycle.
+    Formats 1 to 4 counted only finite steps towards the length of a cycle. Formats 1 to 5 had no growing average.
     """
     if entry.get("format") not in range(1, FORMAT):
         return entry
     kept = {"keeps_accepted": int("accepted" in entry)}
-    known = {"accepted": entry["anchor"]} if "anchor" in entry else {}
+    known = {"accepted": entry["anchor"], "iterate": entry["anchor"]} if "anchor" in entry else {}
     known |= {"window_steps": entry["window_count"]} if "window_count" in entry else {}
-    return {**dict.fromkeys((*NEW_IN_2, *NEW_IN_4), 0), **kept, **known, **entry, "format": FORMAT}
+    return {**dict.fromkeys((*NEW_IN_2, *NEW_IN_4, *NEW_IN_6), 0), **kept, **known, **entry, "format": FORMAT}
 
 
 def expected_of(method: Method, flat: FlatParameters, *, momentum: bool) -> Expected:
@@ -126,7 +128,7 @@ def expected_of(method: Method, flat: FlatParameters, *, momentum: bool) -> Expe
     return Expected(
         FORMAT,
         1,
-        {**rows, "accepted": ()},
+        {**rows, "accepted": (), "iterate": ()},
         layout.expected,
         {"gram": (memory_size, memory_size)},
         number_names(method, momentum=momentum),
@@ -143,5 +145,7 @@ def restored(params: list[Tensor], entries: list[Entry], method: Method, *, mome
     state = new_state(method, flat, momentum=momentum)
     if entries[0]["keeps_accepted"]:
         state.keep_accepted()
+    if entries[0]["evaluating"]:
+        state.keep_iterate()
     state.load(entries)
     return state

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from adaqn.core.cycle import cosine, next_cycle_length, signal_share
 from adaqn.core.outcome import Outcome
 from adaqn.core.pairs import is_usable
 from adaqn.core.products import round_to
+from adaqn.optim.descent import BetweenStepSizes, StepSizes
 from adaqn.optim.judge import Verdict
 from adaqn.optim.state import State
 
@@ -48,11 +49,15 @@ def curvature_along(state: State, s: Tensor, candidate: Tensor) -> Tensor:
     return y.neg_() if state.method.maximize and curvature.signed else y
 
 
-def offer(state: State, s: Tensor, y: Tensor) -> tuple[Outcome, Products]:
+def offer(state: State, s: Tensor, y: Tensor, sizes: StepSizes) -> tuple[Outcome, Products]:
     """Store the pair if its curvature is good enough (l. 19); all that the host must know of it is one read."""
     method, pairs, settle = state.method, state.pairs, state.flat.settle
+    between = BetweenStepSizes(state.h0, sizes)
+    if method.scale == "stored":
+        between.to_own_scale(s, y)
     if method.repair is not None:
-        method.repair(s, y, state.h0, settle)
+        h0: Any = between if method.scale == "current" else state.h0
+        method.repair(s, y, h0, settle)
     for vector, rows in ((s, pairs.S), (y, pairs.Y)):
         round_to(rows.dtype, vector)  # what is stored is what must pass the test
     squares = torch.stack([s.dot(s), y.dot(y)]).double()
@@ -76,8 +81,7 @@ def accept(state: State, verdict: Verdict, outcome: Outcome, candidate: Tensor) 
     c.started = 1
     c.step_multiplier = min(1.0, c.step_multiplier * STEP_RECOVERY)  # D11
     c.skips_in_row = c.skips_in_row + 1 if outcome is Outcome.SKIPPED else 0
-    if state.accepted is not None:
-        state.accepted.copy_(candidate)
+    state.show_accepted(candidate)
     if outcome is Outcome.SKIPPED and c.skips_in_row != state.method.anchor_patience:
         return False
     state.anchor.copy_(candidate)
@@ -94,7 +98,7 @@ def return_to_anchor(state: State, verdict: Verdict) -> None:
     if state.method.reset_momentum and state.momentum is not None:
         state.momentum.reset()  # it points to where it went wrong
     state.set_weights(state.anchor)
-    if state.accepted is not None:
+    if state.accepted is not None and not state.method.averaging:
         state.accepted.copy_(state.anchor)
     state.counters.skips_in_row = state.counters.nonfinite_in_row = 0
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from adaqn.core.checks import number, step_size
-from adaqn.core.direction import gram
+from adaqn.core.direction import applied, gram
 from adaqn.core.products import dots, size_of
 from adaqn.core.scaling import runs
 from adaqn.optim.removed import FLAT
@@ -124,7 +124,7 @@ def measure(state: State, sizes: StepSizes, present: list[int]) -> tuple[Tensor,
             ahead.copy_(g)
         else:
             state.momentum.preview(g, present, sizes.betas(), out=ahead)
-        _scale(ahead, sizes)
+        _scale(ahead, state, sizes)
         total = reduce(torch.cat([square, dots(state.pairs.S, ahead)]))
         s_dot_g = total[1:]
     ok = total[0].isfinite().to(g.dtype)
@@ -136,10 +136,10 @@ def measure(state: State, sizes: StepSizes, present: list[int]) -> tuple[Tensor,
 
 def descend(state: State, sizes: StepSizes, present: list[int], s_dot_g: Tensor | None, ok: Tensor) -> None:
     """w ← w − Λ^½ H Λ^½ g with Λ the step sizes of the groups; only where there are gradients, and ``ok`` is 1."""
-    _scale(state.scratch.gradient, sizes)
-    d = _direction(state, s_dot_g)
-    _scale(d, sizes)
-    scale = 1.0 if sizes.common is None else scalar(sizes.common) * sizes.multiplier
+    _scale(state.scratch.gradient, state, sizes)
+    d = _direction(state, s_dot_g, sizes)
+    _scale(d, state, sizes)
+    scale = _factor(state, sizes)
     if state.method.guarded and not math.isfinite(size_of(d, state.flat.reduce)):
         state.clear_history()
         d.zero_()
@@ -164,18 +164,75 @@ def _add_decay(state: State, sizes: StepSizes, present: list[int], d: Tensor, ok
                 d[part].addcmul_(w[part], ok * share)
 
 
-def _direction(state: State, s_dot_g: Tensor | None) -> Tensor:
+def _direction(state: State, s_dot_g: Tensor | None, sizes: StepSizes) -> Tensor:
     """H·g, in scratch; g is spent."""
     g, out, flat = state.scratch.gradient, state.scratch.direction, state.flat
+    h0 = BetweenStepSizes(state.h0, sizes) if state.method.scale == "current" else state.h0
     if s_dot_g is not None:
-        return gram(g, state.pairs, state.h0, out=out, reduce=flat.reduce, s_dot_g=s_dot_g)
+        return gram(g, state.pairs, h0, out=out, reduce=flat.reduce, s_dot_g=s_dot_g)
     if flat.is_whole:
-        return state.method.direction(g, state.pairs, state.h0, out=out)
-    return state.method.direction(g, state.pairs, state.h0, out=out, reduce=flat.reduce)
+        return state.method.direction(g, state.pairs, h0, out=out)
+    return state.method.direction(g, state.pairs, h0, out=out, reduce=flat.reduce)
 
 
-def _scale(vector: Tensor, sizes: StepSizes) -> None:
-    """vector ← Λ^½ vector; as it is where all step sizes are the same, which are then a factor of the whole step."""
-    if sizes.common is None:
+def _factor(state: State, sizes: StepSizes) -> Any:
+    """Of the whole step: what is not in the direction yet."""
+    if state.method.scale == "current":
+        return sizes.multiplier
+    return 1.0 if sizes.common is None else scalar(sizes.common) * sizes.multiplier
+
+
+def _scale(vector: Tensor, state: State, sizes: StepSizes) -> None:
+    """vector ← Λ^½ vector; as it is where all step sizes are the same, which are then a factor of the whole step.
+
+    Where they are in the direction already, only what must not move is taken out: pairs would move it.
+    """
+    if state.method.scale == "current":
+        for part, group in sizes.stretches(range(len(sizes.lengths))):
+            lr = scalar(group["lr"])
+            if isinstance(lr, Tensor) or lr == 0.0:
+                vector[part].mul_(lr > 0.0)
+    elif sizes.common is None:
         for part, group in sizes.stretches(range(len(sizes.lengths))):
             vector[part].mul_((scalar(group["lr"]) * sizes.multiplier) ** 0.5)
+
+
+class BetweenStepSizes:
+    """Λ^½ H0 Λ^½ in the place of H0, with Λ the step sizes of the groups: lr·H0 where they are the same (D34)."""
+
+    def __init__(self, h0: Any, sizes: StepSizes) -> None:
+        self.h0, self.sizes = h0, sizes
+
+    def apply(self, v: Tensor, out: Tensor) -> Tensor:
+        if self.sizes.common is not None:
+            return applied(self.h0, v, out).mul_(scalar(self.sizes.common))
+        return self._times_roots(applied(self.h0, self._times_roots(v.clone()), out))
+
+    def apply_inverse(self, v: Tensor, out: Tensor) -> Tensor:
+        if self.sizes.common is not None:
+            found: Tensor = self.h0.apply_inverse(v, out)
+            return found.div_(scalar(self.sizes.common))
+        return self._over_roots(self.h0.apply_inverse(self._over_roots(v.clone()), out))
+
+    def to_own_scale(self, s: Tensor, y: Tensor) -> None:
+        """A pair of weights and gradients ← the same pair for H0 itself, of which Λ^½ H Λ^½ is made."""
+        if self.sizes.common is not None:
+            y.mul_(scalar(self.sizes.common))  # (s/√lr, √lr·y), in other units
+        else:
+            self._over_roots(s)
+            self._times_roots(y)
+
+    def _times_roots(self, v: Tensor) -> Tensor:
+        for part, group in self.sizes.stretches(range(len(self.sizes.lengths))):
+            v[part].mul_(scalar(group["lr"]) ** 0.5)
+        return v
+
+    def _over_roots(self, v: Tensor) -> Tensor:
+        """Zero where the step size is."""
+        for part, group in self.sizes.stretches(range(len(self.sizes.lengths))):
+            lr = scalar(group["lr"])
+            if isinstance(lr, Tensor):
+                v[part].copy_(torch.where(lr > 0.0, v[part] / lr**0.5, 0.0))
+            else:
+                v[part].mul_(lr**-0.5 if lr > 0.0 else 0.0)
+        return v

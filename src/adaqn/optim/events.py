@@ -12,7 +12,7 @@ from typing import Any
 from adaqn.core.acceptance import SMALLEST_MULTIPLIER
 from adaqn.core.outcome import Outcome
 
-FORMAT = 5
+FORMAT = 6
 """Version of the saved state; raise it with any change, and migrate or refuse what is older."""
 UNSTORED_WARNING = 50
 """Cycles in a row without a stored pair after which a warning says that only H0 is at work."""
@@ -48,11 +48,15 @@ class Counters:
     """The lowest mean of the monitored losses at an accepted average, of either sign."""
     best_error: float = 0.0
     """The standard error of that mean."""
+    averaged_steps: int = 0
+    """Steps in the growing average (D33)."""
+    evaluating: int = 0
+    """Is the average in the place of the weights, until ``train()``?"""
 
     def restart(self) -> None:
         """Begin a new history; totals go on, and so do the length of cycles and the turn of the monitor."""
         self.started = self.skips_in_row = self.rejections_in_row = self.rejected_at = 0
-        self.nonfinite_in_row = self.unstored_in_row = 0
+        self.nonfinite_in_row = self.unstored_in_row = self.averaged_steps = 0
         self.step_multiplier = 1.0
         self.set_best(None)
 

@@ -60,8 +60,10 @@ class Size:
         return self.pairs + self.gradients + self.h0 + self.others
 
 
-def size_of_state(flat: FlatParameters, method: Method, *, momentum: bool, accepted: bool = False) -> Size:
-    """History and work space of this process; ``accepted`` is the vector that ``averaged()`` keeps."""
+def size_of_state(
+    flat: FlatParameters, method: Method, *, momentum: bool, accepted: bool = False, iterate: bool = False
+) -> Size:
+    """History and work space of this process; ``accepted`` and ``iterate`` are kept from when they are needed."""
     parts = {"pairs": 8 * method.memory_size**2, "gradients": 0, "h0": 0, "others": 0}
     for name, (rows, dtype, _) in vector_layout(method, momentum=momentum).items():
         part = "pairs" if name.startswith("pairs_") else "gradients" if name == "fisher" else "others"
@@ -72,6 +74,7 @@ def size_of_state(flat: FlatParameters, method: Method, *, momentum: bool, accep
     if h0_flat is not flat:  # H0's vectors are whole, and it has two more to work with
         kept = len(method.scaling.vector_names)
         parts["h0"] += ((kept + 2) * h0_flat.n - kept * flat.n) * flat.dtype.itemsize
-    vectors = WORK_VECTORS + accepted + isinstance(method.repair, TowardsH0)  # H0⁻¹s, while a pair is damped
+    vectors = WORK_VECTORS + (accepted or method.averaging > 0.0) + iterate
+    vectors += isinstance(method.repair, TowardsH0)  # H0⁻¹s, while a pair is damped
     parts["others"] += vectors * flat.n * flat.dtype.itemsize + flat.bytes_of_copy
     return Size(**parts)

@@ -22,6 +22,7 @@ from adaqn.core.scaling import Adagrad, Scaling
 from adaqn.core.scaling_names import SCALINGS, make_scaling
 from adaqn.optim.events import CycleCallback
 from adaqn.optim.judge import Judge
+from adaqn.optim.monitored import MonitoredGradient
 from adaqn.optim.settings import PairOptions, RejectOptions, StorageOptions, given
 from adaqn.parameters.processes import check_process_group
 
@@ -51,6 +52,8 @@ class Method:
     scaling: Scaling = field(default_factory=Adagrad)
     curvature: Curvature = field(default_factory=AccumulatedFisher)
     curvature_test: CurvatureTest = absolute
+    scale: str = "h0"
+    """``"h0"``: pairs on top of H0. ``"stored"`` and ``"current"``: of lr·H0 (D34)."""
     direction: Direction = gram
     nesterov: bool = False
     repair: Repair | None = None
@@ -60,6 +63,10 @@ class Method:
     """Multiply the step size by τ/(τ + steps), with this τ."""
     guarded: bool = False
     """Look at every direction before stepping along it; one that is not finite empties the memory instead."""
+    warm_up: int = 0
+    """The first so many steps rise to the step size."""
+    averaging: float = 0.0
+    """c of the growing average (D33); 0 keeps the last accepted one alone."""
     anchor_patience: int = 20
     reset_momentum: bool = True
     """On rejection; below the same for H0."""
@@ -80,9 +87,12 @@ class Method:
             ("window", self.judge.window),
             ("patience", self.judge.patience),
             ("anchor_patience", self.anchor_patience),
+            ("warm_up", self.warm_up),
         ):
             whole(name, value, 0)
         at_least_zero("eps of the curvature test", self.curvature_eps)
+        at_least_zero("averaging", self.averaging)
+        choose("scale", self.scale, {name: name for name in ("h0", "stored", "current")})
         if self.decay_steps is not None:
             positive_number("decay_steps", self.decay_steps)
         check_process_group(self.process_group)
@@ -142,7 +152,14 @@ def make_curvature(pairs: PairOptions) -> Curvature:
         return copy.copy(pairs.curvature)  # its own place in the batches, and its own buffers
     if not isinstance(pairs.curvature, str):
         raise TypeError(f"curvature must be a name or a Curvature, got {pairs.curvature!r}")
-    return choose("curvature", pairs.curvature, {"accumulated_fisher": AccumulatedFisher(given(pairs.fisher_size))})
+    return choose(
+        "curvature",
+        pairs.curvature,
+        {
+            "accumulated_fisher": AccumulatedFisher(given(pairs.fisher_size)),
+            "monitored": MonitoredGradient(),
+        },
+    )
 
 
 def make_curvature_test(test: Any) -> CurvatureTest:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from adaqn.core.checks import at_least_one
+from adaqn.evaluation.batches import examples_in, joined, part_of
 from adaqn.evaluation.losses import EachExample, LossFunction, batch_loss, check_batch, monitored_loss, widened
-from adaqn.evaluation.trial import examples_in, first_loss, is_ready
-from adaqn.evaluation.undisturbed import precision, undisturbed
+from adaqn.evaluation.trial import first_length, first_loss, is_ready
+from adaqn.evaluation.undisturbed import precision, undisturbed, without_ddp
 from adaqn.optim.events import warn
 
 
@@ -41,6 +43,8 @@ class Monitor:
             scalar of a tuple.
         batch: ``(*inputs, target)`` or a mapping.
         autocast: the dtype of autocast, or ``None`` to evaluate in the parameters' own.
+        chunk: examples at a time, where all of them do not fit in memory.
+        batch_dim: the dimension of the tensors in the batch that counts examples, for ``chunk``.
 
     >>> model = nn.Linear(3, 1)
     >>> monitor = Monitor(model, nn.MSELoss(), (torch.randn(8, 3), torch.randn(8, 1)))
@@ -55,6 +59,8 @@ class Monitor:
         batch: Sequence[Any] | Mapping[str, Any],
         *,
         autocast: torch.dtype | None = None,
+        chunk: int | None = None,
+        batch_dim: int = 0,
     ) -> None:
         check_batch(batch, whole=loss_fn is None)
         self._tried_on: torch.device | None = None
@@ -64,6 +70,8 @@ class Monitor:
         self.loss_fn = loss_fn
         self.batch = batch
         self.autocast = autocast
+        self.chunk = None if chunk is None else at_least_one("chunk", chunk)
+        self.batch_dim = batch_dim
         if is_ready(model, batch):
             self._evaluate()
 
@@ -71,11 +79,45 @@ class Monitor:
         return self._evaluate()
 
     def _evaluate(self) -> Tensor:
-        evaluate = batch_loss if self.is_tried else first_loss
         with torch.no_grad(), undisturbed(self.model), self._precision():
-            losses = monitored_loss(lambda: self._per_example(evaluate(self.model, self._each, self.batch)))
+            losses = monitored_loss(self._losses)
         self._tried_on, self.is_scalar = self._device, losses.dim() == 0
         return losses
+
+    def differentiate(self, backward: Callable[[Tensor], None], examples: int | None = None) -> Tensor:
+        """The same, and ``backward`` of the mean over the first ``examples``, or over all.
+
+        It is called once for each chunk; what it is called with adds up to that mean.
+        """
+        model, found = without_ddp(self.model), []
+        with undisturbed(model, backward=True), self._precision():
+            for part, size, share in self._parts(examples):
+                with torch.set_grad_enabled(share > 0.0):
+                    losses = self._loss_on(part, model)
+                    if share > 0.0:
+                        backward(widened(losses).mean() * share)
+                found.append((losses.detach(), size))
+        return joined(found)
+
+    def _losses(self) -> Tensor:
+        return joined([(self._loss_on(part, self.model), size) for part, size, _ in self._parts(None)])
+
+    def _loss_on(self, part: Any, model: nn.Module) -> Any:
+        evaluate = batch_loss if self.is_tried else first_loss
+        return self._per_example(evaluate(model, self._each, part), part)
+
+    def _parts(self, examples: int | None) -> Iterator[tuple[Any, int, float]]:
+        """The batch in chunks: (a part, its examples, its share of the mean over the first ``examples``)."""
+        if self.chunk is None and examples is None:
+            yield self.batch, 1, 1.0
+            return
+        count = examples_in(self.batch, self.batch_dim)
+        first = count if examples is None else min(examples, count)
+        for start, end in ((0, first), (first, count)):
+            for at in range(start, end, self.chunk or count):
+                stop = min(at + (self.chunk or count), end)
+                share = (stop - at) / first if start == 0 else 0.0
+                yield part_of(self.batch, slice(at, stop), self.batch_dim), stop - at, share
 
     @property
     def loss_fn(self) -> LossFunction | None:
@@ -96,11 +138,11 @@ class Monitor:
     def _device(self) -> torch.device:
         return next((p.device for p in self.model.parameters()), torch.device("cpu"))
 
-    def _per_example(self, losses: Any) -> Any:
+    def _per_example(self, losses: Any, part: Any) -> Any:
         """One loss per example where there are more dimensions; the mean of all where these are not of examples."""
         if not isinstance(losses, Tensor) or losses.dim() < 2 or losses.numel() == 0:
             return losses
-        losses, count = widened(losses), examples_in(self.batch)
+        losses, count = widened(losses), first_length(part, self.batch_dim)
         if len(losses) == count:
             return losses.flatten(1).mean(1)
         if not self.is_tried:
@@ -127,7 +169,7 @@ class RotatingMonitor(Monitor):
         loss_fn: as for :class:`Monitor`; one loss per example lets ``reject="paired"`` know the noise.
         batches: a list of batches ``(*inputs, target)`` or mappings of the training split, all at hand: a loader's
             are ``list(itertools.islice(loader, 10))``.
-        autocast: as for :class:`Monitor`.
+        autocast: as for :class:`Monitor`, and so are ``chunk`` and ``batch_dim``.
 
     >>> data = [(torch.full((4, 1), float(i)), torch.zeros(4)) for i in range(3)]
     >>> monitor = RotatingMonitor(nn.Identity(), lambda output, target: output[:, 0], data)
@@ -142,6 +184,8 @@ class RotatingMonitor(Monitor):
         batches: Sequence[Any],
         *,
         autocast: torch.dtype | None = None,
+        chunk: int | None = None,
+        batch_dim: int = 0,
     ) -> None:
         if not isinstance(batches, Sequence) or any(isinstance(batch, Tensor) for batch in batches):
             raise ValueError(
@@ -152,7 +196,7 @@ class RotatingMonitor(Monitor):
             raise ValueError("batches is empty: a monitor needs at least one batch")
         for batch in batches:
             check_batch(batch, whole=loss_fn is None)
-        super().__init__(model, loss_fn, batches[0], autocast=autocast)
+        super().__init__(model, loss_fn, batches[0], autocast=autocast, chunk=chunk, batch_dim=batch_dim)
         self.batches = batches
         self.position = 0
 

@@ -69,6 +69,8 @@ class QuasiNewton(Optimizer):
     """What ``step`` wants, in one line."""
     _moving_lr: Tensor | None = None
     """A step size that is a tensor, and was above 0 when it was read: once, and not in every step."""
+    _evaluating_early = False
+    """Was ``eval()`` called before there was a state?"""
 
     def __init__(
         self,
@@ -122,10 +124,10 @@ class QuasiNewton(Optimizer):
         descend(state, sizes, present, s_dot_g, ok)  # l. 5
         state.add_to_average(ok)  # l. 7
         if state.tally.steps >= state.cycle_length:  # l. 8; D1
-            self._finish_cycle(state)
+            self._finish_cycle(state, sizes)
         return loss
 
-    def _finish_cycle(self, state: State) -> None:
+    def _finish_cycle(self, state: State, sizes: StepSizes) -> None:
         """Judge the average of the cycle, and learn a curvature pair from it (l. 9 to 26)."""
         method, c, products, outcome = self._method, state.counters, NO_PAIR, Outcome.STARTED
         candidate = state.candidate()  # l. 9
@@ -137,10 +139,10 @@ class QuasiNewton(Optimizer):
         # l. 12; the first cycle has no loss before it
         judge = method.judge.lost if lost else partial(method.judge.verdict, losses)
         verdict = judge(c, len(state.pairs))
-        if not verdict.rejected and (c.started or method.pair_every_step):  # l. 11
+        if not verdict.rejected and (c.started or method.pair_every_step) and state.curvature.is_ready:  # l. 11
             s = torch.sub(candidate, state.anchor, out=state.scratch.s)  # l. 17
             y = curvature_along(state, s, candidate)  # l. 18
-            outcome, products = offer(state, s, y)  # l. 19, 20; the other read
+            outcome, products = offer(state, s, y, sizes)  # l. 19, 20; the other read
             if method.pair_every_step and not math.isfinite(products.yy or 0.0):  # no finite gradient after the step
                 verdict = method.judge.rejection("not finite", c, len(state.pairs))
         if verdict.rejected:
@@ -148,6 +150,7 @@ class QuasiNewton(Optimizer):
             return_to_anchor(state, verdict)  # l. 13 to 15
         elif accept(state, verdict, outcome, candidate):  # l. 21, 24
             self._watch.anchor_losses = losses.new
+            state.curvature.anchor_moved()
         state.begin_cycle()  # l. 10
         adapt_cycle_length(state, outcome, products.cosine, self.param_groups[0].get("momentum", 0.0))
         c.count(outcome)  # l. 26
@@ -312,8 +315,12 @@ class QuasiNewton(Optimizer):
         if self._state is None and not params:
             return 0
         flat = self._state.flat if self._state is not None else flat_for(self._method, params)
-        accepted = self._state is not None and self._state.accepted is not None
-        return size_of_state(flat, self._method, momentum=self._has_momentum, accepted=accepted).total
+        return size_of_state(flat, self._method, momentum=self._has_momentum, **self._kept_vectors).total
+
+    @property
+    def _kept_vectors(self) -> dict[str, bool]:
+        """Vectors that are there only if they were asked for."""
+        return {name: self._state is not None and name in self._state.buffers for name in ("accepted", "iterate")}
 
     @property
     def _has_momentum(self) -> bool:
@@ -353,16 +360,22 @@ class QuasiNewton(Optimizer):
         """H0, with what it has learnt."""
         return self._state.scaling if self._state is not None else self._method.scaling
 
+    @property
+    def averaging(self) -> float:
+        """c of the growing average; 0 shows the last accepted cycle alone."""
+        return self._method.averaging
+
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """The last accepted average in place of the weights, for evaluation.
+        """The average of accepted cycles in place of the weights, for evaluation; see ``averaging``.
 
-        Allocates one extra vector on first use. Until a cycle has been accepted, and at the first use right after a
-        skipped pair, these are the weights as they are.
+        Until a cycle has been accepted these are the weights as they are. With ``averaging=0``, which shows the last
+        accepted cycle, it allocates a vector on first use, and right after a skipped pair shows the weights once.
+        Within :meth:`eval` they are in place already.
         """
         if self._averaging:
             raise RuntimeError("averaged() was entered twice: leave the first block before the second")
-        if self._state is None or not self._state.counters.started:
+        if self._state is None or not self._state.counters.started or self._evaluating:
             yield
             return
         self._averaging = True
@@ -374,9 +387,47 @@ class QuasiNewton(Optimizer):
         finally:
             self._averaging = False
 
+    @torch.no_grad()
+    def eval(self) -> None:
+        """Put the average of :meth:`averaged` in the place of the weights, until :meth:`train`; then evaluate or save.
+
+        The weights are kept, in one more vector, and saved with the state: a run that is saved here goes on after
+        loading and :meth:`train` as if it had not stopped. A step is refused meanwhile. Called twice it does nothing.
+        """
+        if self._averaging:
+            raise RuntimeError("eval() was called inside averaged(): leave the block first")
+        if self._evaluating:
+            return
+        self._evaluating_early = True
+        state = self._state
+        if state is not None:
+            state.counters.evaluating = 1
+            state.keep_iterate()
+            if state.counters.started:
+                self._watch.place(state, state.keep_accepted())
+            self._show_state()
+
+    @torch.no_grad()
+    def train(self) -> None:
+        """The weights come back after :meth:`eval`, to be trained on. Without it this does nothing."""
+        self._evaluating_early = False
+        state = self._state
+        if state is not None and state.iterate is not None:
+            self._watch.place(state, state.iterate)
+            state.counters.evaluating = 0
+            del state.buffers["iterate"]
+            self._show_state()
+
+    @property
+    def _evaluating(self) -> bool:
+        return self._evaluating_early if self._state is None else bool(self._state.counters.evaluating)
+
     def _refuse_while_averaging(self, what: str) -> None:
         if self._averaging:
             raise RuntimeError(f"{what} was called inside averaged(): leave the block first")
+        if self._evaluating:
+            raise RuntimeError(f"{what} was called after eval(), when the average is in the place of the weights: "
+                               "call train() first")  # fmt: skip
 
     @torch.no_grad()
     def reset_history(self) -> None:
@@ -442,7 +493,8 @@ class QuasiNewton(Optimizer):
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a saved state; if it does not fit, one error and nothing is changed."""
-        self._refuse_while_averaging("load_state_dict()")
+        if self._averaging:
+            raise RuntimeError("load_state_dict() was called inside averaged(): leave the block first")
         loaded: list[State | None] = []
 
         def take(_: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
@@ -453,6 +505,7 @@ class QuasiNewton(Optimizer):
         def place(_: Optimizer) -> None:
             self._state = loaded[0]
             self._watch.anchor_losses = None
+            self._evaluating_early = False
             self._recent.clear()
             if self._state is not None:
                 self._watch.take_turn_of(self._state)
@@ -463,7 +516,7 @@ class QuasiNewton(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         # torch's own leaves out whatever a subclass adds; what schedulers patch in must stay out.
-        own = ("_method", "_state", "_watch", "_notices", "_idle_steps", "_recent")
+        own = ("_method", "_state", "_watch", "_notices", "_idle_steps", "_recent", "_evaluating_early")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in own}, "_averaging": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -24,6 +24,7 @@ PLACES: dict[str, tuple[str, str]] = {
     "curvature": ("pairs", "curvature"),
     "curvature_test": ("pairs", "test"),
     "curvature_eps": ("pairs", "eps"),
+    "pair_scale": ("pairs", "scale"),
     "damping": ("pairs", "damping"),
     "anchor_patience": ("pairs", "anchor_patience"),
     "direction": ("pairs", "direction"),

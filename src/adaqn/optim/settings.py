@@ -39,14 +39,19 @@ class PairOptions:
     """Pairs kept, the paper's m_L."""
     fisher_size: int | None = None
     """Gradients kept for the accumulated Fisher matrix, the paper's m_F."""
-    curvature: Literal["accumulated_fisher"] | Curvature | None = None
-    """Where y comes from. An :class:`adaqn.EmpiricalFisher` needs no gradients in memory; an
+    curvature: Literal["accumulated_fisher", "monitored"] | Curvature | None = None
+    """Where y comes from: the last gradients, or with ``"monitored"`` the change of the monitored loss's gradient
+    (:class:`adaqn.MonitoredGradient`). An :class:`adaqn.EmpiricalFisher` needs no gradients in memory; an
     ``AccumulatedFisher(size, batch_size=B)`` divides as in the paper's equation instead of its line 18 (D4)."""
     test: Literal["absolute", "scale_free", "positive"] | CurvatureTest | None = None
     """Which pairs are stored: ``"absolute"`` (the paper's s·y > ε s·s), ``"scale_free"`` (s·y > ε‖s‖‖y‖),
     ``"positive"`` (s·y > 0), or a function ``(ss, sy, yy, eps) -> bool``."""
     eps: float | None = None
     """ε of that test."""
+    scale: Literal["h0", "stored", "current"] | None = None
+    """In which scale pairs are: ``"h0"``, the paper's, puts them on top of H0, and the step size scales both.
+    The other two put true curvature on top of lr·H0: ``"stored"`` with the lr of the cycle of the pair, so that later
+    ones still scale the whole step, ``"current"`` with that of the step, so that steps along s keep their length."""
     damping: float | None = None
     """y is mixed with H0⁻¹s until s·y is at least this share of s·H0⁻¹s. 0 is none, the paper's."""
     anchor_patience: int | None = None
@@ -114,6 +119,8 @@ class Preset:
     scaling: ScalingName | Scaling = "adagrad"
     momentum: float = 0.0
     nesterov: bool = False
+    warm_up: int = 0
+    averaging: float = 0.0
     cycle_length: int | Literal["auto"] | tuple[int, int] = 5
     pairs: PairOptions = PairOptions(
         memory_size=10,
@@ -121,6 +128,7 @@ class Preset:
         curvature="accumulated_fisher",
         test="absolute",
         eps=1e-4,
+        scale="h0",
         damping=0.0,
         anchor_patience=20,
         direction="gram",
@@ -136,6 +144,7 @@ MODERN = Preset(
     scaling="adam",
     momentum=0.9,
     nesterov=True,
+    averaging=8.0,
     pairs=replace(PAPER.pairs, memory_size=3, fisher_size=50, damping=0.5, test="scale_free"),
     reject=replace(PAPER.reject, test="paired", window=10),
 )

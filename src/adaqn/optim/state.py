@@ -62,6 +62,8 @@ class State(Memory):
             self.curvature.build(self.buffers["fisher"], flat.reduce)
         if momentum:
             self.make_momentum()
+        if method.averaging:
+            self.keep_accepted()
         self.restart()
 
     def make_momentum(self) -> None:
@@ -82,6 +84,8 @@ class State(Memory):
         State.__init__(self, state["flat"], state["method"], state["parts"], momentum="momentum" in buffers)
         if "accepted" in buffers:
             self.keep_accepted()
+        if "iterate" in buffers:
+            self.keep_iterate()
         for name, buffer in buffers.items():
             self.buffers[name].copy_(buffer)
         self.gram.copy_(state["gram"])
@@ -89,13 +93,18 @@ class State(Memory):
 
     @property
     def accepted(self) -> Tensor | None:
-        """The last accepted candidate, from the first time that it was asked for."""
+        """What is shown of accepted candidates: their growing average, or the last one from when it was asked for."""
         return self.buffers.get("accepted")
 
     @property
     def is_new(self) -> bool:
         """Has no step been made?"""
         return self.counters.steps == 0 and self.counters.cycles == 0 and self.tally.steps == 0
+
+    @property
+    def iterate(self) -> Tensor | None:
+        """The weights, while the average is in their place."""
+        return self.buffers.get("iterate")
 
     @property
     def cycle_length(self) -> int:
@@ -107,8 +116,14 @@ class State(Memory):
 
     @property
     def step_multiplier(self) -> float:
-        """Of all step sizes: by rejections, and by the decay of the method."""
-        return self.counters.step_multiplier * self.decay
+        """Of all step sizes: by rejections, and by the warm-up and the decay of the method."""
+        return self.counters.step_multiplier * self.warmth * self.decay
+
+    @property
+    def warmth(self) -> float:
+        """k/warm_up in the k-th step, up to 1: H0 knows little of the gradients before it has seen some."""
+        steps = self.counters.steps + self.tally.lost
+        return 1.0 if steps >= self.method.warm_up else (steps + 1) / (self.method.warm_up + 1)
 
     @property
     def decay(self) -> float:
@@ -200,15 +215,33 @@ class State(Memory):
             self.buffers["accepted"] = accepted.copy_(self.anchor) if known else self.flat.gather(accepted)
         return self.buffers["accepted"]
 
+    def show_accepted(self, candidate: Tensor) -> None:
+        """An accepted candidate enters what is shown: x ← x + cℓ/(n + cℓ)·(w̄ − x) after n steps, ℓ of them its own."""
+        if self.accepted is None:
+            return
+        c, counters, own = self.method.averaging, self.counters, self.tally.finite
+        first = counters.averaged_steps == 0
+        counters.averaged_steps += own
+        if c == 0.0 or first:
+            self.accepted.copy_(candidate)
+        else:
+            self.accepted.lerp_(candidate, c * own / (counters.averaged_steps + c * own))
+
+    def keep_iterate(self) -> Tensor:
+        """The weights as they are, in memory of their own."""
+        self.buffers["iterate"] = self.flat.gather(self.flat.new())
+        return self.buffers["iterate"]
+
     # ------------------------------------------------------------------ saving
 
     def fill_in(self, entry: dict[str, Any]) -> None:
-        """There is always an accepted average, the anchor's where none is kept.
+        """There are always an accepted average and the weights behind it, the anchor where they are not kept.
 
         A checkpoint is loaded by the names that a fresh optimizer has.
         """
-        if self.accepted is None:
-            entry["accepted"] = entry["anchor"].clone()
+        for name in ("accepted", "iterate"):
+            if name not in self.buffers:
+                entry[name] = entry["anchor"].clone()
 
     def numbers(self, index: int) -> dict[str, float]:
         """The plain numbers of that parameter's state."""

@@ -17,6 +17,7 @@ from adaqn.evaluation.undisturbed import BuffersSeen
 from adaqn.optim.events import Notices
 from adaqn.optim.judge import Judge, Losses
 from adaqn.optim.monitor import Monitor, RotatingMonitor
+from adaqn.optim.monitored import MonitoredGradient, MonitoredPass
 from adaqn.optim.state import State
 from adaqn.parameters.processes import check_same, reshard
 from adaqn.parameters.shards import FlatShards
@@ -89,6 +90,11 @@ class Watch:
                 "no monitor was given, so no cycle is rejected by its loss: pass monitor=Monitor(...), "
                 "or reject='none' if that is meant"
             )
+        if not is_monitored and state.curvature.needs_monitor:
+            self.notices.say(
+                "no monitor was given, and pairs are made of its gradients: there are none, and H0 works alone; "
+                "pass monitor=Monitor(...)"
+            )
         if not is_monitored and is_number is None:
             is_number = state.learn(*on_host(summary))
         if not is_monitored or not (is_number is None or (is_number and state.tally.finite)):
@@ -98,7 +104,7 @@ class Watch:
             torch.where(usable, candidate, state.anchor, out=candidate)
         started = bool(state.counters.started)
         found = [self._losses_at(state, candidate)]
-        if self.anchor_losses is None and (started or self.judge.judges_first_cycle):
+        if self.anchor_losses is None and (started or self.judge.judges_first_cycle or state.curvature.needs_monitor):
             found.append(self._losses_at(state, state.anchor))
         if is_number is None:
             told, *found = on_host(summary, *found)
@@ -136,18 +142,29 @@ class Watch:
     @contextmanager
     def placed(self, state: State, vector: Tensor) -> Iterator[None]:
         """Other weights within the block, and no whole copies of them that FSDP2 keeps after it."""
-        model = getattr(self.monitor, "model", None)
-        if isinstance(state.flat, FlatShards) and model is None:
-            raise RuntimeError(
-                "FSDP2 keeps whole copies of the weights after an evaluation, and to have them dropped the optimizer "
-                "must know the model: use adaqn.Monitor, or give your monitor an attribute `model`"
-            )
+        model = self._model(state)
         reshard(model)
         try:
             with state.flat.swapped(vector, backup=state.scratch.weights):
                 yield
         finally:
             reshard(model)
+
+    def place(self, state: State, vector: Tensor) -> None:
+        """Other weights, to stay."""
+        model = self._model(state)
+        state.flat.scatter(vector)
+        reshard(model)
+
+    def _model(self, state: State) -> Any:
+        """Of which FSDP2 may keep whole copies."""
+        model = getattr(self.monitor, "model", None)
+        if isinstance(state.flat, FlatShards) and model is None:
+            raise RuntimeError(
+                "FSDP2 keeps whole copies of the weights after an evaluation, and to have them dropped the optimizer "
+                "must know the model: use adaqn.Monitor, or give your monitor an attribute `model`"
+            )
+        return model
 
     def take_turn_of(self, state: State) -> None:
         """A rotating monitor goes on where the state's was."""
@@ -159,7 +176,8 @@ class Watch:
 
         One process by itself does not know the last yet: it is read with the losses.
         """
-        watches = self.monitor is not None and self.judge.test is not None
+        asked = self.judge.test is not None or state.curvature.needs_monitor
+        watches = self.monitor is not None and asked
         rotates = watches and hasattr(self.monitor, "advance")
         error = self._turned(state) if rotates else None
         several = state.flat.processes.count > 1
@@ -198,9 +216,14 @@ class Watch:
         return None
 
     def _losses_at(self, state: State, vector: Tensor) -> Tensor:
-        monitor = self.monitor  # another process may have one and this one not
+        monitor, curvature = self.monitor, state.curvature  # another process may have a monitor and this one not
+        evaluate: Callable[[], Tensor] = lambda: monitored_loss(monitor)  # type: ignore[arg-type]  # noqa: E731
         with self.placed(state, vector):
-            losses = state.flat.processes.pooled(None if monitor is None else lambda: monitored_loss(monitor))
+            if isinstance(curvature, MonitoredGradient):
+                evaluate = MonitoredPass(monitor, state.flat, curvature.examples)
+            losses = state.flat.processes.pooled(None if monitor is None else evaluate)
+            if isinstance(curvature, MonitoredGradient) and isinstance(evaluate, MonitoredPass):
+                curvature.keep(evaluate, state.flat, at_anchor=vector is state.anchor)
         self._buffers_seen = BuffersSeen(getattr(monitor, "model", None))
         return -losses if state.method.maximize else losses
 

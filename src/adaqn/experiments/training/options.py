@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 import adaqn
-from adaqn import PRESETS, AdaQN, EmpiricalFisher, Monitor, QuasiNewton
+from adaqn import PRESETS, AdaQN, EmpiricalFisher, Monitor, MonitoredGradient, QuasiNewton
 from adaqn.core.scaling_names import SCALINGS
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.optimizers import TABLE, CurvatureBatches, Entry, entry
@@ -96,8 +96,22 @@ def _arguments(chosen: Entry, given: dict[str, Any], model: nn.Module, task: Tas
     given["scaling"] = _scaling(given.get("scaling"))
     if given.get("curvature") == "empirical_fisher":
         given["curvature"] = EmpiricalFisher(model, task.losses, CurvatureBatches(task))
+    given["curvature"] = _curvature(given.get("curvature"))
     preset = given.pop("preset")
     return {**from_flat(given), "preset": preset, "monitor": Monitor(model, task.losses, task.monitoring_set())}
+
+
+def _curvature(asked: Any) -> Any:
+    """Where y comes from by name, or as ``{"name": "monitored", "examples": 32}`` with options of its own."""
+    if not isinstance(asked, dict):
+        return asked
+    options = {name: value for name, value in asked.items() if name != "name"}
+    if asked.get("name") != "monitored":
+        raise UserError(f"curvature with options of its own must be 'monitored', got {asked.get('name')!r}")
+    try:
+        return MonitoredGradient(**options)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"curvature monitored: {error}") from error
 
 
 def _scaling(asked: Any) -> Any:

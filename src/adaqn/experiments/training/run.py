@@ -185,9 +185,11 @@ class Run:
             "seconds": round(self.seconds, 3),
             "train_loss": self._mean_loss(),
         }
+        record |= self._evaluated("")
+        if getattr(self.optimizer, "averaging", 0.0):
+            with self.optimizer.averaged():  # type: ignore[attr-defined]  # a common work of all processes
+                record |= self._evaluated("averaged_")
         for split in ("valid", "test") if self.team.writes else ():
-            for name, value in self.task.evaluate(self.model, split).items():
-                record[f"{split}_{name}"] = value
             if self.average is not None and self.step == self.total:
                 for name, value in self.task.evaluate(self.average.module, split).items():
                     record[f"average_{split}_{name}"] = value
@@ -200,6 +202,15 @@ class Run:
         self.pairs_sum = self.summed = 0
         self.metrics.append(record)
         saving.measured(self, record)
+
+    def _evaluated(self, prefix: str) -> dict[str, Any]:
+        """The losses of the model as it is, in the process that measures."""
+        splits = ("valid", "test") if self.team.writes else ()
+        return {
+            f"{prefix}{split}_{name}": value
+            for split in splits
+            for name, value in self.task.evaluate(self.model, split).items()
+        }
 
     def result(self) -> dict[str, Any]:
         """The best validation loss, and the test loss at that point and at the end; of the process that measures."""
