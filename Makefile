@@ -16,7 +16,7 @@ NUMBERS := tests --ignore=tests/experiments --ignore=tests/distributed --ignore=
 	--ignore=tests/test_docs.py --ignore=tests/test_release.py
 THREADS ?= 1
 
-.PHONY: setup demo test test-slow test-numbers check lint types docs dist bench clean
+.PHONY: setup demo test test-slow test-numbers check lint types docs dist bench memory-table clean
 
 setup: $(STAMP)
 
@@ -58,6 +58,9 @@ dist: setup  ## a wheel and an sdist in dist/
 bench: setup  ## cost of a step and of its memory on this machine
 	$(BIN)/python benchmarks/step_cost.py
 	$(BIN)/python benchmarks/memory.py
+
+memory-table: setup  ## the table of memory in README.md and docs/index.md, after a default has changed
+	$(BIN)/python benchmarks/state_table.py --write
 
 clean:
 	rm -rf .venv site dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis

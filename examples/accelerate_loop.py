@@ -1,9 +1,9 @@
 """AdaQN with Accelerate: gradient accumulation, clipping, and checkpoints in the middle of an epoch.
 
-python examples/accelerate_loop.py run
+python examples/accelerate_loop.py [folder]
 """
 
-import sys
+import argparse
 from pathlib import Path
 
 import torch
@@ -50,6 +50,7 @@ def main(folder: str) -> None:
     saved = Path(folder, "checkpoint")
     if saved.exists():
         accelerator.load_state(str(saved.resolve()))
+        accelerator.print(f"resumed after {progress.batches} batches from {folder}: delete it to start over")
     for epoch in range(progress.batches // len(loader), EPOCHS):
         loader.set_epoch(epoch)
         done = progress.batches % len(loader)
@@ -78,4 +79,7 @@ def save(accelerator: Accelerator, target: Path, link: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    about = "where checkpoints lie; started again, the run resumes from them (default: %(default)s)"
+    parser.add_argument("folder", nargs="?", default="examples-output/accelerate_loop", help=about)
+    main(parser.parse_args().folder)

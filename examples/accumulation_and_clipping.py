@@ -1,23 +1,21 @@
 """AdaQN with gradient accumulation over four small batches, and clipping; a step is a call of ``step()``.
 
-python examples/accumulation_and_clipping.py checkpoint.pt
+python examples/accumulation_and_clipping.py [folder]
 """
-
-import sys
 
 from torch import nn
 
+from _checkpoints import STEPS, batch_of, parser, problem, resume, save
 from adaqn import AdaQN, Monitor
-from checkpoints import STEPS, batch_of, problem, resume, save
 
 PARTS = 4
 
 
-def main(path: str) -> None:
+def main(folder: str) -> None:
     model, inputs, targets = problem()
     loss_fn = nn.MSELoss()
     opt = AdaQN(model.parameters(), monitor=Monitor(model, loss_fn, (inputs[:128], targets[:128])))
-    for step in range(resume(path, model=model, optimizer=opt), STEPS):
+    for step in range(resume(folder, model=model, optimizer=opt), STEPS):
         x, target = batch_of(step, inputs, targets)
         opt.zero_grad()
         for small, goal in zip(x.chunk(PARTS), target.chunk(PARTS), strict=True):
@@ -25,8 +23,8 @@ def main(path: str) -> None:
             loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         opt.step()  # the history sees the clipped sum
-        save(path, step, loss, model=model, optimizer=opt)
+        save(folder, step, loss, model=model, optimizer=opt)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(parser(__file__, __doc__).parse_args().folder)

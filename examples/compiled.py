@@ -1,32 +1,30 @@
 """AdaQN with a model that torch.compile has compiled.
 
-python examples/compiled.py checkpoint.pt
+python examples/compiled.py [folder]
 """
-
-import sys
 
 import torch
 from torch import nn
 
+from _checkpoints import STEPS, batch_of, parser, problem, resume, save
 from adaqn import AdaQN, Monitor
-from checkpoints import STEPS, batch_of, problem, resume, save
 
 
-def main(path: str) -> None:
+def main(folder: str) -> None:
     model, inputs, targets = problem()
     loss_fn = nn.MSELoss()
     compiled = torch.compile(model)
     # Parameters, monitor and checkpoint use the model itself: the monitor's eval mode and its batch size would each
     # compile it once more, and the names in a compiled model's state_dict begin with _orig_mod.
     opt = AdaQN(model.parameters(), monitor=Monitor(model, loss_fn, (inputs[:128], targets[:128])))
-    for step in range(resume(path, model=model, optimizer=opt), STEPS):
+    for step in range(resume(folder, model=model, optimizer=opt), STEPS):
         x, target = batch_of(step, inputs, targets)
         opt.zero_grad()
         loss = loss_fn(compiled(x), target)
         loss.backward()
         opt.step()
-        save(path, step, loss, model=model, optimizer=opt)
+        save(folder, step, loss, model=model, optimizer=opt)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(parser(__file__, __doc__).parse_args().folder)

@@ -1,7 +1,12 @@
 """AdaQN under DistributedDataParallel.
 
-torchrun --nproc-per-node 2 examples/ddp.py
+torchrun --nproc-per-node 2 examples/ddp.py [--steps 200]
+
+Without torchrun it runs in one process.
 """
+
+import argparse
+import os
 
 import torch
 import torch.distributed as dist
@@ -11,8 +16,16 @@ from torch.nn.parallel import DistributedDataParallel
 from adaqn import AdaQN, Monitor
 
 
-def main() -> None:
-    dist.init_process_group()  # gloo without GPUs, NCCL with them
+def join() -> None:
+    """The processes that torchrun has started; without it this one alone."""
+    if "RANK" in os.environ:
+        dist.init_process_group()  # gloo without GPUs, NCCL with them
+    else:
+        dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
+
+
+def main(steps: int) -> None:
+    join()
     device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count()) if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 1)).to(device)
@@ -27,7 +40,7 @@ def main() -> None:
 
     # Each process monitors a batch of its own, and all of them together decide.
     opt = AdaQN(model.parameters(), monitor=Monitor(model, loss_fn, batch(64)))
-    for step in range(201):
+    for step in range(steps + 1):
         opt.zero_grad()
         x, target = batch(32)
         loss = loss_fn(ddp(x), target)
@@ -39,4 +52,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=200, help="(default: %(default)s)")
+    main(parser.parse_args().steps)

@@ -2,14 +2,14 @@
 
     u_t + u u_x = ν u_xx on [-1, 1] × [0, 1],  u(x, 0) = -sin(πx),  u(±1, t) = 0,  ν = 0.05/π
 
-python examples/deepxde_burgers.py folder [steps [points]]
+python examples/deepxde_burgers.py [folder] [--steps 40] [--points 1000]
 
 DeepXDE takes any optimizer of PyTorch: ``model.compile(opt)``. One of its iterations is one ``opt.step``, here of up to
 25 iterations of L-BFGS. It may be killed at any moment and restarted.
 """
 
+import argparse
 import os
-import sys
 from pathlib import Path
 
 os.environ["DDE_BACKEND"] = "pytorch"  # before the import
@@ -51,7 +51,7 @@ def last_checkpoint(folder: Path) -> tuple[int, Path | None]:
     return (max(saved), saved[max(saved)]) if saved else (0, None)
 
 
-def main(folder: str, steps: int = 40, points: int = 1000) -> None:
+def main(folder: str, steps: int, points: int) -> None:
     dde.config.set_random_seed(0)
     model, net = burgers(points)
     opt = LBFGS(net.parameters(), max_iter=25, tolerance_change=0)
@@ -61,6 +61,7 @@ def main(folder: str, steps: int = 40, points: int = 1000) -> None:
     first, path = last_checkpoint(Path(folder))
     if path is not None:
         model.restore(str(path))  # the network and the optimizer
+        print(f"resumed after {first} of {steps} steps from {path}: delete {folder} to start over")
     for step in range(first, steps):
         _, state = model.train(iterations=1, verbose=0)
         unfinished = model.save(str(Path(folder, "unfinished")))
@@ -71,4 +72,9 @@ def main(folder: str, steps: int = 40, points: int = 1000) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    about = "where checkpoints lie; started again, the run resumes from them (default: %(default)s)"
+    parser.add_argument("folder", nargs="?", default="examples-output/deepxde_burgers", help=about)
+    parser.add_argument("--steps", type=int, default=40, help="of up to 25 iterations each (default: %(default)s)")
+    parser.add_argument("--points", type=int, default=1000, help="where the equation is to hold (default: %(default)s)")
+    main(**vars(parser.parse_args()))

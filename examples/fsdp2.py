@@ -1,11 +1,14 @@
 """AdaQN under FSDP2 (fully_shard), with checkpoints that any number of processes can go on from.
 
-torchrun --nproc-per-node 2 examples/fsdp2.py [checkpoints] [steps]
+torchrun --nproc-per-node 2 examples/fsdp2.py [folder] [--steps 200]
+
+Without torchrun it runs in one process.
 
 Started again after it was killed, it goes on from the last checkpoint; with another number of processes, too.
 """
 
-import sys
+import argparse
+import os
 from pathlib import Path
 
 import torch
@@ -19,6 +22,14 @@ from torch.distributed.fsdp import fully_shard
 from adaqn import AdaQN, Monitor
 
 SAVE_EVERY = 50
+
+
+def join() -> None:
+    """The processes that torchrun has started; without it this one alone."""
+    if "RANK" in os.environ:
+        dist.init_process_group()  # gloo without GPUs, NCCL with them
+    else:
+        dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
 
 
 def load_newest(folder: Path, model: nn.Module, opt: AdaQN) -> None:
@@ -38,7 +49,7 @@ def save(folder: Path, model: nn.Module, opt: AdaQN) -> None:
 
 
 def main(folder: Path, steps: int) -> None:
-    dist.init_process_group()
+    join()
     device = "cpu"
     if torch.cuda.is_available():
         device = f"cuda:{dist.get_rank() % torch.cuda.device_count()}"
@@ -75,5 +86,8 @@ def main(folder: Path, steps: int) -> None:
 
 
 if __name__ == "__main__":
-    given = sys.argv[1:]
-    main(Path(given[0] if given else "checkpoints"), int(given[1]) if len(given) > 1 else 200)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    about = "where checkpoints lie; started again, the run resumes from them (default: %(default)s)"
+    parser.add_argument("folder", nargs="?", type=Path, default="examples-output/fsdp2", help=about)
+    parser.add_argument("--steps", type=int, default=200, help="in all (default: %(default)s)")
+    main(**vars(parser.parse_args()))

@@ -1,9 +1,9 @@
 """AdaQN in Hugging Face's Trainer, on a tiny language model with random weights.
 
-python examples/huggingface_trainer.py run
+python examples/huggingface_trainer.py [folder]
 """
 
-import sys
+import argparse
 from pathlib import Path
 
 import torch
@@ -61,8 +61,14 @@ def main(folder: str) -> None:
         model, args, train_dataset=Counting(), optimizer_cls_and_kwargs=(AdaQN, {"lr": 0.01}), callbacks=[Marking()]
     )
     trainer.add_callback(MonitorCallback(trainer, causal_lm_losses))
-    trainer.train(resume_from_checkpoint=last_whole_checkpoint(folder))
+    last = last_whole_checkpoint(folder)
+    if last is not None:
+        print(f"resuming from {last}: delete {folder} to start over")
+    trainer.train(resume_from_checkpoint=last)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    about = "where checkpoints lie; started again, the run resumes from them (default: %(default)s)"
+    parser.add_argument("folder", nargs="?", default="examples-output/huggingface_trainer", help=about)
+    main(parser.parse_args().folder)

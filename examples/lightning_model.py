@@ -1,9 +1,9 @@
 """AdaQN in Lightning, with automatic optimization; killed and restarted, it resumes from its last epoch.
 
-python examples/lightning_model.py run
+python examples/lightning_model.py [folder]
 """
 
-import sys
+import argparse
 from pathlib import Path
 
 import torch
@@ -61,8 +61,13 @@ def main(folder: str) -> None:
         enable_model_summary=False,
     )
     last = Path(folder, "last.ckpt")
+    if last.exists():
+        print(f"resuming from {last}: delete {folder} to start over")
     trainer.fit(module, DataLoader(data, batch_size=32, sampler=sampler), ckpt_path=last if last.exists() else None)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    about = "where checkpoints lie; started again, the run resumes from them (default: %(default)s)"
+    parser.add_argument("folder", nargs="?", default="examples-output/lightning_model", help=about)
+    main(parser.parse_args().folder)

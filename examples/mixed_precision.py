@@ -1,24 +1,22 @@
 """AdaQN with autocast: bfloat16 as it is, float16 with a GradScaler.
 
-python examples/mixed_precision.py checkpoint.pt bfloat16
+python examples/mixed_precision.py [folder] [--precision float16]
 """
-
-import sys
 
 import torch
 from torch import nn
 
+from _checkpoints import STEPS, batch_of, parser, problem, resume, save
 from adaqn import AdaQN, Monitor
-from checkpoints import STEPS, batch_of, problem, resume, save
 
 
-def main(path: str, precision: str = "float16") -> None:
+def main(folder: str, precision: str) -> None:
     dtype = {"float16": torch.float16, "bfloat16": torch.bfloat16}[precision]
     model, inputs, targets = problem()
     # The parameters are float32, and so are the optimizer's history and the monitor (its autocast= would change that).
     opt = AdaQN(model.parameters(), monitor=Monitor(model, nn.MSELoss(), (inputs[:128], targets[:128])))
     scaler = torch.amp.GradScaler("cpu", enabled=dtype == torch.float16)
-    for step in range(resume(path, model=model, optimizer=opt, scaler=scaler), STEPS):
+    for step in range(resume(folder, model=model, optimizer=opt, scaler=scaler), STEPS):
         x, target = batch_of(step, inputs, targets)
         opt.zero_grad()
         with torch.autocast("cpu", dtype):
@@ -28,8 +26,10 @@ def main(path: str, precision: str = "float16") -> None:
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # only after unscaling
         scaler.step(opt)  # skips a step whose gradients overflowed
         scaler.update()
-        save(path, step, loss, model=model, optimizer=opt, scaler=scaler)
+        save(folder, step, loss, model=model, optimizer=opt, scaler=scaler)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    arguments = parser(__file__, __doc__)
+    arguments.add_argument("--precision", choices=("float16", "bfloat16"), default="bfloat16")
+    main(**vars(arguments.parse_args()))

@@ -2,14 +2,15 @@
 
     u_t + u u_x = ν u_xx on [-1, 1] × [0, 1],  u(x, 0) = -sin(πx),  u(±1, t) = 0,  ν = 0.05/π
 
-python examples/pinn.py checkpoint.pt [steps [points]]
+python examples/pinn.py [folder] [--steps 40] [--points 1000]
 
 It may be killed at any moment and restarted. The error is relative to the exact solution, in the L2 norm.
 """
 
+import argparse
 import math
 import os
-import sys
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +37,7 @@ def exact(x: Tensor, t: Tensor) -> Tensor:
     return (-(weights * y.sin()).sum(1, keepdim=True) / weights.sum(1, keepdim=True)).float()
 
 
-def main(path: str, steps: int = 40, points: int = 1000) -> None:
+def main(folder: str, steps: int, points: int) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(2, 30), nn.Tanh(), nn.Linear(30, 30), nn.Tanh(), nn.Linear(30, 30), nn.Tanh())
     net.append(nn.Linear(30, 1))
@@ -56,15 +57,18 @@ def main(path: str, steps: int = 40, points: int = 1000) -> None:
         return loss
 
     first = 0
-    if os.path.exists(path):
+    path = Path(folder, "checkpoint.pt")
+    if path.exists():
         saved = torch.load(path, weights_only=True)
         net.load_state_dict(saved["net"])
         opt.load_state_dict(saved["optimizer"])
         first = saved["step"]
+        print(f"resumed after {first} of {steps} steps from {path}: delete it to start over")
+    path.parent.mkdir(parents=True, exist_ok=True)
     for step in range(first, steps):
         opt.step(closure)  # up to 25 iterations; a checkpoint belongs between two steps
-        torch.save({"net": net.state_dict(), "optimizer": opt.state_dict(), "step": step + 1}, path + ".new")
-        os.replace(path + ".new", path)  # as a whole: a kill never leaves half a checkpoint
+        torch.save({"net": net.state_dict(), "optimizer": opt.state_dict(), "step": step + 1}, path.with_suffix(".new"))
+        os.replace(path.with_suffix(".new"), path)  # as a whole: a kill never leaves half a checkpoint
         with torch.no_grad():
             error = torch.linalg.vector_norm(net(grid) - solution) / torch.linalg.vector_norm(solution)
         done = opt.stats
@@ -73,4 +77,9 @@ def main(path: str, steps: int = 40, points: int = 1000) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    about = "where checkpoints lie; started again, the run resumes from them (default: %(default)s)"
+    parser.add_argument("folder", nargs="?", default="examples-output/pinn", help=about)
+    parser.add_argument("--steps", type=int, default=40, help="of up to 25 iterations each (default: %(default)s)")
+    parser.add_argument("--points", type=int, default=1000, help="where the equation is to hold (default: %(default)s)")
+    main(**vars(parser.parse_args()))

@@ -1,10 +1,11 @@
 """AdaQN in a plain PyTorch loop that may be killed at any moment and restarted.
 
-python examples/plain.py checkpoint.pt
+python examples/plain.py [folder]
 """
 
+import argparse
 import os
-import sys
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -16,7 +17,7 @@ from adaqn.integrations import training_batch
 EPOCHS = 12
 
 
-def main(path: str) -> None:
+def main(folder: str) -> None:
     torch.manual_seed(0)
     inputs = torch.randn(640, 20)
     data = TensorDataset(inputs, torch.sin(inputs.sum(1, keepdim=True)))
@@ -27,12 +28,15 @@ def main(path: str) -> None:
 
     opt = AdaQN(model.parameters(), monitor=Monitor(model, loss_fn, training_batch(loader)))
     start = 0
-    if os.path.exists(path):
+    path = Path(folder, "checkpoint.pt")
+    if path.exists():
         saved = torch.load(path, weights_only=True)
         model.load_state_dict(saved["model"])
         opt.load_state_dict(saved["optimizer"])
         torch.set_rng_state(saved["random"])  # dropout's
         start = saved["epoch"]
+        print(f"resumed after {start} of {EPOCHS} epochs from {path}: delete it to start over")
+    path.parent.mkdir(parents=True, exist_ok=True)
 
     for epoch in range(start, EPOCHS):
         order.manual_seed(epoch)
@@ -42,10 +46,13 @@ def main(path: str) -> None:
             loss.backward()
             opt.step()
         state = {"model": model.state_dict(), "optimizer": opt.state_dict(), "random": torch.get_rng_state()}
-        torch.save({**state, "epoch": epoch + 1}, path + ".new")
-        os.replace(path + ".new", path)  # as a whole: a kill never leaves half a checkpoint
+        torch.save({**state, "epoch": epoch + 1}, path.with_suffix(".new"))
+        os.replace(path.with_suffix(".new"), path)  # as a whole: a kill never leaves half a checkpoint
         print(f"epoch {epoch}: loss {loss.item()!r}, {opt.stats.stored} pairs stored", flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    about = "where checkpoints lie; started again, the run resumes from them (default: %(default)s)"
+    parser.add_argument("folder", nargs="?", default="examples-output/plain", help=about)
+    main(parser.parse_args().folder)

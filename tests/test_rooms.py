@@ -107,6 +107,7 @@ WHOLE_GRADIENTS_KNOW = (
     "adaqn.optim.events",
     "adaqn.optim.method",
     "adaqn.optim.settings",
+    "adaqn.optim.torch_arguments",
 )
 
 

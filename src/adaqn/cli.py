@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import sys
 
+from adaqn import __version__
+
 
 def main() -> None:
     """Entry point; without the extra ``experiments`` it says what to install."""
+    if sys.argv[1:] == ["--version"]:  # known without the laboratory too
+        print(f"adaqn {__version__}")
+        return
     try:
         from adaqn.experiments.commands.app import run
     except ModuleNotFoundError as error:

@@ -57,6 +57,27 @@ def failing_monitor():
         return str(error), float(w[0])
 
 
+def wrong_monitor(kind):
+    """Process 1 has a batch that does not fit its model."""
+    net = problem.wrapped(problem.model(), kind)
+    batch = torch.randn(4, 5 + dist.get_rank(), dtype=torch.float64), torch.randn(4, 5, dtype=torch.float64)
+    monitor = Monitor(net, problem.per_example, batch)
+    opt = AdaQN(net.parameters(), monitor=monitor)
+    try:
+        problem.train(net, opt, 1)
+    except (ValueError, RuntimeError) as error:  # FSDP2 may leave weights whole that a pass had unsharded
+        return str(error), opt.stats.steps
+    return None
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_a_monitor_that_does_not_fit_in_one_process_ends_all_in_the_first_step(kind):
+    waiting, raising = run_processes(2, wrong_monitor, kind)
+    assert waiting == ("the monitor raised an error in process 1: the message there says which", 0)
+    assert "could not evaluate model(*inputs)" in raising[0]
+    assert raising[1] == 0
+
+
 def test_a_monitor_that_raises_in_one_process_ends_all_of_them():
     (waiting, _), (raising, _) = run_processes(2, failing_monitor)
     assert raising == "of no use"

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from limits import LIMIT
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -35,6 +37,22 @@ def test_ddp():
     assert last_loss(output) < 0.45
 
 
+@pytest.mark.parametrize("example", ["ddp.py", "fsdp2.py"])
+def test_without_torchrun_and_without_arguments_it_is_one_process(example, tmp_path):
+    def alone(*options):
+        command = [sys.executable, str(EXAMPLES / example), *options]
+        environment = {name: value for name, value in ENVIRONMENT.items() if name != "RANK"}
+        return subprocess.run(
+            command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT, check=False
+        )
+
+    assert "usage: " in alone("--help").stdout
+    found = alone()
+    assert found.returncode == 0, found.stderr[-3000:]
+    assert "step 200" in found.stdout
+    assert last_loss(found.stdout) < 0.45
+
+
 def killed_behind(words, *arguments, count):
     """Started, and ended as soon as it has said that; torchrun kills its processes, which save nothing any more."""
     with subprocess.Popen(command(arguments, count), env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:
@@ -51,10 +69,10 @@ def killed_behind(words, *arguments, count):
 def test_fsdp2_is_killed_and_goes_on_with_other_numbers_of_processes(tmp_path):
     """2 → 2 → 4 → 1."""
     example = str(EXAMPLES / "fsdp2.py"), str(tmp_path)
-    killed = killed_behind("step 100:", *example, "100000", count=2)
+    killed = killed_behind("step 100:", *example, "--steps=100000", count=2)
     losses = [last_loss(killed)]
     for count, before, after in ((2, 100, 150), (4, 150, 200), (1, 200, 250)):
-        output = torchrun(*example, str(after), count=count)
+        output = torchrun(*example, f"--steps={after}", count=count)
         begun = int(output.split("begin with step ")[1].split()[0])
         assert begun == before or (count == 2 and begun % 50 == 0 and begun >= before)
         assert f"step {after}:" in output or begun >= after

@@ -1,4 +1,4 @@
-"""Examples as a user starts them: to their end, or killed in the middle and started again."""
+"""Examples as a user starts them: as they are, or with a folder, killed in the middle and started again."""
 
 import os
 import re
@@ -6,8 +6,11 @@ import runpy
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
+
+import pytest
 
 from limits import LIMIT
 
@@ -53,12 +56,35 @@ def run_here(example, *arguments, capsys):
     return losses(capsys.readouterr().out)
 
 
-def assert_goes_on_with_the_same_numbers(example, killed_at, folder, *arguments, capsys):
-    """``killed_at`` and ``folder``: where the run that is killed saves, and where the undisturbed one does."""
-    expected = run_here(example, folder, *arguments, capsys=capsys)
-    before = run_killed(example, killed_at, *arguments)
-    after = run_here(example, killed_at, *arguments, capsys=capsys)
+@contextmanager
+def within(folder):
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+def assert_says_how_to_start(example, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        run_here(example, "--help", capsys=capsys)
+    said = capsys.readouterr().out
+    assert f"usage: {example}" in said
+    assert f"examples/{example}" in said
+    assert "(default: " in said
+
+
+def assert_goes_on_with_the_same_numbers(example, folder, *options, capsys):
+    """Started without a folder, and killed in one that is named; returns where both have saved."""
+    killed, undisturbed = folder / "killed", folder / "examples-output" / Path(example).stem
+    assert_says_how_to_start(example, capsys)
+    with within(folder):
+        expected = run_here(example, *options, capsys=capsys)
+    before = run_killed(example, killed, *options)
+    after = run_here(example, killed, *options, capsys=capsys)
     assert len(before) < len(expected)
     assert 0 < len(after) < len(expected), "it began anew"
     assert list(expected.items())[-len(after) :] == list(after.items())
     assert before | after == expected
+    return killed, undisturbed

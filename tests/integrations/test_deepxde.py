@@ -115,6 +115,6 @@ def test_its_own_loop_for_lbfgs_reads_our_counters(dde):
 
 
 def test_the_example_is_killed_and_resumes(tmp_path, capsys, dde):
-    folders = tmp_path / "killed", tmp_path / "undisturbed"
-    assert_goes_on_with_the_same_numbers("deepxde_burgers.py", *folders, "8", "200", capsys=capsys)
+    options = "--steps=8", "--points=200"
+    folders = assert_goes_on_with_the_same_numbers("deepxde_burgers.py", tmp_path, *options, capsys=capsys)
     assert_same(*(torch.load(folder / "8.pt", weights_only=True) for folder in folders))

@@ -2,39 +2,48 @@
 
 import pytest
 import torch
-from killing import assert_goes_on_with_the_same_numbers
+from killing import EXAMPLES, assert_goes_on_with_the_same_numbers
 from safetensors.torch import load_file
 
 from oracles import assert_same
 
 ALONE = [
     ("plain.py",),
-    ("mixed_precision.py", "float16"),
-    ("mixed_precision.py", "bfloat16"),
+    ("mixed_precision.py", "--precision=float16"),
+    ("mixed_precision.py",),
     ("accumulation_and_clipping.py",),
     ("schedulers.py",),
     ("averaged_weights.py",),
-    ("pinn.py", "8", "200"),
-    pytest.param(
-        ("compiled.py",),
-        marks=[
-            pytest.mark.slow,  # a C++ compiler has to run
-            pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated"),  # inductor's own use
-        ],
-    ),
+    ("pinn.py", "--steps=8", "--points=200"),
 ]
+COMPILED = pytest.param(
+    ("compiled.py",),
+    marks=[
+        pytest.mark.slow,  # a C++ compiler has to run
+        pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated"),  # inductor's own use
+    ],
+)
+
+
+ELSEWHERE = {"ddp.py", "fsdp2.py", "deepxde_burgers.py"}
+"""In tests/distributed/test_examples.py and tests/integrations/test_deepxde.py."""
+
+
+def test_every_example_is_run():
+    alone = {example[0] for example in (*ALONE, COMPILED.values[0])}
+    frameworks = {"lightning_model.py", "accelerate_loop.py", "huggingface_trainer.py"}
+    assert {path.name for path in EXAMPLES.glob("[!_]*.py")} == alone | frameworks | ELSEWHERE
 
 
 def loaded(path):
     return torch.load(path, weights_only=True)
 
 
-@pytest.mark.parametrize("example", ALONE, ids=" ".join)
+@pytest.mark.parametrize("example", [*ALONE, COMPILED], ids=" ".join)
 def test_torch_alone(example, tmp_path, capsys):
-    name, *arguments = example
-    paths = tmp_path / "killed.pt", tmp_path / "undisturbed.pt"
-    assert_goes_on_with_the_same_numbers(name, *paths, *arguments, capsys=capsys)
-    assert_same(*map(loaded, paths))
+    name, *options = example
+    folders = assert_goes_on_with_the_same_numbers(name, tmp_path, *options, capsys=capsys)
+    assert_same(*(loaded(folder / "checkpoint.pt") for folder in folders))
 
 
 LIGHTNINGS_OWN = [
@@ -46,8 +55,7 @@ LIGHTNINGS_OWN = [
 
 @pytest.mark.filterwarnings(*LIGHTNINGS_OWN)
 def test_lightning(tmp_path, capsys):
-    folders = tmp_path / "killed", tmp_path / "undisturbed"
-    assert_goes_on_with_the_same_numbers("lightning_model.py", *folders, capsys=capsys)
+    folders = assert_goes_on_with_the_same_numbers("lightning_model.py", tmp_path, capsys=capsys)
     ours, theirs = (loaded(folder / "last.ckpt") for folder in folders)
     assert_same(ours["state_dict"], theirs["state_dict"])
     assert_same(ours["optimizer_states"][0]["state"], theirs["optimizer_states"][0]["state"])
@@ -57,15 +65,13 @@ def test_lightning(tmp_path, capsys):
 
 
 def test_accelerate(tmp_path, capsys):
-    folders = tmp_path / "killed", tmp_path / "undisturbed"
-    assert_goes_on_with_the_same_numbers("accelerate_loop.py", *folders, capsys=capsys)
+    folders = assert_goes_on_with_the_same_numbers("accelerate_loop.py", tmp_path, capsys=capsys)
     for name in ("pytorch_model.bin", "optimizer.bin"):
         ours, theirs = (loaded(folder / "checkpoint" / name) for folder in folders)
         assert_same(ours.get("state", ours), theirs.get("state", theirs))
 
 
 def test_huggingface(tmp_path, capsys):
-    folders = tmp_path / "killed", tmp_path / "undisturbed"
-    assert_goes_on_with_the_same_numbers("huggingface_trainer.py", *folders, capsys=capsys)
+    folders = assert_goes_on_with_the_same_numbers("huggingface_trainer.py", tmp_path, capsys=capsys)
     assert_same(*(load_file(folder / "checkpoint-80" / "model.safetensors") for folder in folders))
     assert_same(*(loaded(folder / "checkpoint-80" / "optimizer.pt")["state"] for folder in folders))

@@ -55,6 +55,7 @@ def test_statistics_stand_beside_the_loss(tmp_path):
     assert adaqn(trainer).monitor.batch["input_ids"].shape == (32, 8)
 
 
+@pytest.mark.filterwarnings("ignore:the monitor returns one number")  # the loss of the model itself
 def test_accumulation_clipping_schedule_and_weight_decay(tmp_path):
     trainer = make(tmp_path, gradient_accumulation_steps=2, max_grad_norm=0.5, warmup_steps=3, weight_decay=0.1)
     trainer.add_callback(MonitorCallback(trainer))
@@ -90,6 +91,7 @@ def test_the_loss_of_each_sequence_is_the_models_own(tmp_path):
     assert torch.equal(losses[2:], each[2:])
 
 
+@pytest.mark.filterwarnings("ignore:the monitor returns one number")  # the loss of the model itself
 def test_streams_need_a_batch(tmp_path):
     trainer = make(tmp_path, data=Stream())
     trainer.add_callback(MonitorCallback(trainer))

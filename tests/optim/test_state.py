@@ -133,7 +133,7 @@ def state_of(**options):
 @pytest.mark.parametrize(
     "make, message",
     [
-        (adam_state, r"another method.*missing.*'anchor'.*unknown.*'exp_avg'"),
+        (adam_state, r"torch's Adam or AdamW.*opt\.warm_start\(state\)"),
         (lambda: state_of(scaling="adam"), "other options.*'scaling_sum'.*'scaling_square_avg'"),
         (lambda: state_of(pairs=replace(SMALL, memory_size=5)), r"'pairs_s'.*\(5,\).*\(4,\).*memory_size"),
         (lambda: state_of(pairs=replace(SMALL, fisher_size=8)), r"'fisher'.*\(8,\).*\(7,\).*fisher_size"),

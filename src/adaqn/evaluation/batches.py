@@ -15,7 +15,7 @@ def examples_in(batch: Any, dim: int = 0) -> int:
     >>> examples_in((torch.zeros(5, 2), torch.zeros(5)))
     5
     """
-    sizes = {tensor.shape[dim] for tensor in _tensors(batch) if -tensor.dim() <= dim < tensor.dim()}
+    sizes = {tensor.shape[dim] for tensor in tensors_in(batch) if -tensor.dim() <= dim < tensor.dim()}
     if len(sizes) != 1:
         raise ValueError(
             f"a batch is cut along dimension {dim}, where its tensors have the lengths {sorted(sizes)}: they must have "
@@ -49,9 +49,9 @@ def joined(losses: Sequence[tuple[Tensor, int]]) -> Tensor:
     return torch.stack([found.double().mean() * (size / total) for found, size in losses]).sum()
 
 
-def _tensors(batch: Any) -> Iterator[Tensor]:
+def tensors_in(batch: Any) -> Iterator[Tensor]:
     if isinstance(batch, Tensor):
         yield batch
     elif isinstance(batch, Mapping | list | tuple):
         for value in batch.values() if isinstance(batch, Mapping) else batch:
-            yield from _tensors(value)
+            yield from tensors_in(value)

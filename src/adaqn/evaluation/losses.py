@@ -68,16 +68,53 @@ def _close(a: Tensor, b: Tensor) -> bool:
     return bool(torch.isclose(a.double(), b.double(), rtol=tolerance, atol=0.0, equal_nan=True))
 
 
-def batch_loss(model: Callable[..., Any], loss_fn: LossFunction, batch: Any) -> Tensor:
-    """The loss of a model, or of a function in its place, on ``(*inputs, target)`` or a mapping."""
+def batch_loss(model: Callable[..., Any], loss_fn: LossFunction | None, batch: Any) -> Tensor:
+    """The loss of a model, or of a function in its place, on ``(*inputs, target)`` or a mapping.
+
+    Without ``loss_fn`` the model is given all of the batch and returns its loss.
+    """
+    return loss_of(output_of(model, batch, whole=loss_fn is None), loss_fn, batch)
+
+
+def output_of(model: Callable[..., Any], batch: Any, *, whole: bool) -> Any:
+    """What the model returns for a mapping, for the inputs, or for all of the batch."""
     if isinstance(batch, Mapping):
-        return loss_fn(model(**batch), batch)
-    *inputs, target = batch
-    return loss_fn(model(*inputs), target)
+        return model(**batch)
+    return model(*batch) if whole else model(*batch[:-1])
 
 
-def check_batch(batch: Any) -> None:
-    if isinstance(batch, Mapping) or (isinstance(batch, Sequence) and len(batch) >= 2):
+def loss_of(output: Any, loss_fn: LossFunction | None, batch: Any) -> Tensor:
+    if loss_fn is None:
+        return own_loss(output)
+    return loss_fn(output, batch if isinstance(batch, Mapping) else batch[-1])
+
+
+def own_loss(output: Any) -> Tensor:
+    """The loss in what a model returned: the output itself, its ``loss``, or the one scalar of a tuple.
+
+    >>> float(own_loss((torch.randn(4, 3), torch.tensor(0.5))))
+    0.5
+    """
+    found = output
+    if isinstance(output, Mapping):
+        found = output.get("loss")
+    elif isinstance(output, tuple | list):
+        scalars = [part for part in output if isinstance(part, Tensor) and part.dim() == 0]
+        found = scalars[0] if len(scalars) == 1 else getattr(output, "loss", None)
+    elif not isinstance(output, Tensor):
+        found = getattr(output, "loss", None)
+    if isinstance(found, Tensor) and found.dim() <= 1:
+        return found
+    shape = f" of shape {tuple(found.shape)}" if isinstance(found, Tensor) else ""
+    raise ValueError(
+        f"loss_fn=None is for a model that returns its own loss, and this one returned {type(output).__name__}{shape}, "
+        "with no scalar and no `loss` in it: is it called with the targets? Otherwise give a loss_fn"
+    )
+
+
+def check_batch(batch: Any, *, whole: bool = False) -> None:
+    """Has it inputs and, unless all of it goes to the model, a target?"""
+    if isinstance(batch, Mapping) or (isinstance(batch, Sequence) and len(batch) >= (1 if whole else 2)):
         return
     raise ValueError(
         f"a batch is (*inputs, target) or a mapping of arguments, got {type(batch).__name__}: "

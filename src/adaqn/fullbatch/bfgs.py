@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
@@ -15,7 +15,7 @@ from adaqn.core.scaling import Scaling
 from adaqn.fullbatch.dense import FullMatrix
 from adaqn.fullbatch.events import IterationCallback
 from adaqn.fullbatch.method import SearchName, WholeMethod, group_defaults, make_noise, make_search
-from adaqn.fullbatch.optimizer import WholeGradient
+from adaqn.fullbatch.optimizer import WholeGradient, check_arguments
 from adaqn.optim.events import callbacks
 from adaqn.optim.method import make_h0
 from adaqn.optim.settings import ScalingName
@@ -76,7 +76,9 @@ class BFGS(WholeGradient):
         maximize: bool = False,
         on_cycle: IterationCallback | Sequence[IterationCallback] | None = None,
         process_group: Any = None,
+        **others: NoReturn,
     ) -> None:
+        check_arguments("BFGS", others)
         choose("update", update, UPDATES)
         search = make_search(line_search_fn)
         if search is None:

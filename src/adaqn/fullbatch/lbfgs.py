@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
@@ -13,7 +13,7 @@ from adaqn.core.line_search import LineSearch
 from adaqn.core.scaling import Scaling
 from adaqn.fullbatch.events import IterationCallback
 from adaqn.fullbatch.method import SearchName, WholeMethod, group_defaults, make_noise, make_search, make_storage
-from adaqn.fullbatch.optimizer import WholeGradient
+from adaqn.fullbatch.optimizer import WholeGradient, check_arguments
 from adaqn.optim.events import callbacks
 from adaqn.optim.method import make_damping, make_h0
 from adaqn.optim.settings import ScalingName, StorageOptions
@@ -87,7 +87,9 @@ class LBFGS(WholeGradient):
         storage: StorageOptions | None = None,
         on_cycle: IterationCallback | Sequence[IterationCallback] | None = None,
         process_group: Any = None,
+        **others: NoReturn,
     ) -> None:
+        check_arguments("LBFGS", others)
         h0, stored, search = make_h0(scaling), make_storage(storage), make_search(line_search_fn)
         made_of = {
             "size": at_least_one("history_size", history_size),

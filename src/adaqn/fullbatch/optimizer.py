@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from adaqn.core.checks import at_least_one, not_nan, step_size
 from adaqn.core.line_search import LineSearch
 from adaqn.core.line_search_names import LINE_SEARCHES
 from adaqn.core.scaling import Scaling
+from adaqn.core.units import readable_size
 from adaqn.fullbatch.closure import NO_GRADIENT, UNSEEN, Closure, Evaluations, Sample, takes_seed
 from adaqn.fullbatch.events import Counters, Iteration, WholeStats
 from adaqn.fullbatch.limited import LimitedMemory, own_names
@@ -26,6 +27,7 @@ from adaqn.fullbatch.line import Objective
 from adaqn.fullbatch.method import WholeMethod
 from adaqn.fullbatch.minimization import BUDGET, NOT_FINITE, Limits, Minimization
 from adaqn.optim.events import Notices, warn
+from adaqn.optim.torch_arguments import OF_WHOLE, advice, check_torchs_in_group, is_torchs
 from adaqn.parameters.flat import check_one_device, trained
 from adaqn.parameters.loading import Entry, entries_by_parameter, load_state
 from adaqn.parameters.saved import check_entries, check_restored, foreign, show, with_plain_numbers
@@ -38,6 +40,8 @@ RECENT = 40
 UNKNOWN_LOSS = (NOT_FINITE, NO_GRADIENT)
 """Ends of a step that are warned of: nothing is known of the weights where it ended."""
 OF_ALL = ("max_iter", "max_eval", "tolerance_grad", "tolerance_change", "history_size", "line_search_fn")
+NOT_IN_GROUPS = ("scaling", "damping", "noise", "maximize", "storage", "update", "on_cycle", "process_group")
+"""Arguments that the groups do not even have."""
 
 
 class WholeGradient(Optimizer):
@@ -236,8 +240,10 @@ class WholeGradient(Optimizer):
         """Also in mid-training: the curvature history then restarts at the next step, and says so."""
         given = {**self.defaults, **param_group}
         step_size("lr", given["lr"])
-        for name in OF_ALL:
-            if name in self.defaults and given[name] != self.defaults[name]:
+        without = {"weight_decay"} if param_group.get("weight_decay") == 0.0 else set()  # 0 asks for nothing
+        check_torchs_in_group({n: v for n, v in param_group.items() if n not in without}, None, OF_WHOLE)
+        for name in (name for name in (*OF_ALL, *NOT_IN_GROUPS) if name in given):
+            if name not in self.defaults or given[name] != self.defaults[name]:
                 raise ValueError(f"{name} in a param group: one search moves all parameters, so give it to the "
                                  "optimizer; groups may have their own lr")  # fmt: skip
         super().add_param_group(param_group)
@@ -295,10 +301,15 @@ class WholeGradient(Optimizer):
 
         return explain_whole(whole_record_of(self))
 
-    def state_size(self) -> int:
-        """Bytes of history and work space of this process, known before the first step."""
+    @overload
+    def state_size(self, *, human: Literal[False] = False) -> int: ...
+    @overload
+    def state_size(self, *, human: Literal[True]) -> str: ...
+    def state_size(self, *, human: bool = False) -> int | str:
+        """Bytes of history and work space of this process, known before the first step; ``"31.3 GB"`` if ``human``."""
         params = self._trained()
-        return self._method.bytes_needed(params) if params else 0
+        size = self._method.bytes_needed(params) if params else 0
+        return readable_size(size) if human else size
 
     # ------------------------------------------------------------------ saving and loading
 
@@ -368,6 +379,11 @@ class WholeGradient(Optimizer):
                 "the state was saved by torch.optim.LBFGS, whose memory has no H0: start without it, the history is "
                 "learnt anew within a few iterations"
             )
+        if any(map(is_torchs, entries.values())):
+            raise ValueError(
+                "the state was saved by another optimizer of torch's, and its averages are of no use here: load the "
+                "weights alone and start without it"
+            )
         empty = {"n_iter", "func_evals"}  # all that there is before the first step
         counts = [entry for entry in entries.values() if not set(entry) - empty]
         entries = {i: entry for i, entry in entries.items() if set(entry) - empty}
@@ -399,6 +415,13 @@ def restore(memory: LimitedMemory, entries: list[Entry]) -> None:
     entries = with_plain_numbers(entries, expected)
     memory.load(entries)
     check_restored(entries, memory)
+
+
+def check_arguments(method: str, given: Mapping[str, Any]) -> None:
+    """An error for arguments that are not there: what to do instead, for those of torch's Adam."""
+    if given:
+        message = f"{method} has no argument {', '.join(map(repr, given))}"
+        raise TypeError(": ".join(filter(None, [message, "; ".join(advice(given, None, OF_WHOLE))])))
 
 
 def is_ours(name: Any) -> bool:

@@ -38,7 +38,7 @@ class MonitorCallback(Callback):
 
     def __init__(
         self,
-        loss_fn: Callable[..., torch.Tensor],
+        loss_fn: Callable[..., torch.Tensor] | None,
         *,
         examples: int = EXAMPLES,
         batch: Any = None,

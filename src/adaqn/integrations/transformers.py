@@ -57,7 +57,7 @@ class MonitorCallback(TrainerCallback):
     def __init__(
         self,
         trainer: Any,
-        loss_fn: Callable[[Any, Any], Tensor] = model_loss,
+        loss_fn: Callable[[Any, Any], Tensor] | None = model_loss,
         *,
         examples: int = EXAMPLES,
         batch: Any = None,

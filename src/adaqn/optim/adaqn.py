@@ -124,7 +124,7 @@ class AdaQN(QuasiNewton):
         process_group: Any = None,
         **removed: NoReturn,
     ) -> None:
-        check_removed("AdaQN", removed, preset=preset)
+        check_removed("AdaQN", removed, preset=preset, scaling=scaling)
         p = preset_with(
             preset, pairs, reject, cycle_length=cycle_length, scaling=scaling, momentum=momentum, nesterov=nesterov,
             warm_up=warm_up, averaging=averaging,

@@ -23,6 +23,8 @@ from adaqn.optim.layout import number_names, vector_layout
 from adaqn.optim.making import flat_for, new_state
 from adaqn.optim.method import Method
 from adaqn.optim.state import State
+from adaqn.optim.torch_arguments import is_torchs
+from adaqn.optim.warm_start import refuse_torchs
 from adaqn.parameters.flat import FlatParameters
 from adaqn.parameters.h0_layout import layout_for, of_other_layout
 from adaqn.parameters.loading import Entry, entries_by_parameter
@@ -49,8 +51,6 @@ _OF_PARTS = {
     *("curvature_start", "curvature_size", "curvature_batch"),
 }
 """Of parts of the library: in the state of a method without such a part they are no stranger's."""
-_TORCHS = {"exp_avg", "exp_avg_sq", "square_avg", "sum", "prev", "acc_delta", "exp_inf", "ax"}
-"""By a step and one of these the state of an optimizer of torch's is known."""
 NEW_IN_2 = ("rejected_at", "cycle_length", "monitor_position")
 NEW_IN_4 = ("has_best", "best_loss", "best_error")
 NEW_IN_6 = ("averaged_steps", "evaluating")
@@ -82,6 +82,7 @@ def taken(saved: dict[str, Any], method: Method, groups: list[Group]) -> tuple[S
     ours |= {name for entry in entries_by_parameter(saved).values() for name in entry if of_other_layout(name)}
     entries = saved_entries(saved, ours)
     saved_groups: list[Group] = saved["param_groups"]
+    refuse_torchs(entries.values(), saved_groups, method.scaling)
     state = None
     if entries:
         # Groups saved before momentum was a value of theirs leave it to the optimizer.
@@ -110,8 +111,7 @@ def saved_entries(state_dict: dict[str, Any], own: set[str]) -> dict[int, Entry]
 
 def _of_torch(entry: Entry) -> Entry:
     """All of it where another optimizer wrote it, for the check to refuse; nothing where it is a stranger's note."""
-    is_torchs = ("step" in entry and _TORCHS & set(entry)) or isinstance(entry.get("momentum_buffer"), Tensor)
-    return entry if is_torchs else {}
+    return entry if is_torchs(entry) else {}
 
 
 def migrated(entry: Entry) -> Entry:

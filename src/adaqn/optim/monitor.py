@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from adaqn.core.checks import at_least_one
 from adaqn.evaluation.batches import examples_in, joined, part_of
 from adaqn.evaluation.losses import EachExample, LossFunction, batch_loss, check_batch, monitored_loss, widened
+from adaqn.evaluation.trial import first_length, first_loss, is_ready
 from adaqn.evaluation.undisturbed import precision, undisturbed, without_ddp
+from adaqn.optim.events import warn
 
 
 class Monitor:
@@ -23,6 +25,10 @@ class Monitor:
     To change the batch, assign a new monitor to ``opt.monitor``: it keeps the loss at the anchor until then. To change
     it once per cycle there is :class:`RotatingMonitor`.
 
+    The first evaluation comes when the monitor is made, so that mistakes show there; where the model is not ready for
+    it (on another device than the batch, yet to be made, in several processes), it comes in the first step, before
+    anything has changed.
+
     Evaluation has no side effects: no gradients, eval mode (each module's own mode comes back
     afterwards), torch's random state and the model's buffers untouched, and autocast as given here
     rather than as the caller happens to have it. The result is float32 or wider.
@@ -30,8 +36,11 @@ class Monitor:
     Args:
         model: called as ``model(*inputs)``, or ``model(**batch)`` if the batch is a mapping.
         loss_fn: called as ``loss_fn(output, target)``, or ``loss_fn(output, batch)`` for a mapping.
-            Returns a scalar, or a 1-D tensor of per-example losses, whose mean decides. torch's losses are asked for
-            one loss per example (``reduction="none"``) where their mean is the same.
+            Returns a scalar, or a 1-D tensor of per-example losses, whose mean decides. Of losses with more dimensions
+            each example's mean is taken. torch's losses are asked for one loss per example (``reduction="none"``) where
+            their mean is the same. ``None`` is for a model that returns its own loss: it is called as ``model(*batch)``
+            or ``model(**batch)``, targets included, and the loss is what it returns, the ``loss`` of that, or the one
+            scalar of a tuple.
         batch: ``(*inputs, target)`` or a mapping.
         autocast: the dtype of autocast, or ``None`` to evaluate in the parameters' own.
         chunk: examples at a time, where all of them do not fit in memory.
@@ -46,24 +55,34 @@ class Monitor:
     def __init__(
         self,
         model: nn.Module,
-        loss_fn: LossFunction,
+        loss_fn: LossFunction | None,
         batch: Sequence[Any] | Mapping[str, Any],
         *,
         autocast: torch.dtype | None = None,
         chunk: int | None = None,
         batch_dim: int = 0,
     ) -> None:
-        check_batch(batch)
+        check_batch(batch, whole=loss_fn is None)
+        self._tried_on: torch.device | None = None
+        self.is_scalar = False
+        """Did it return one number for the whole batch?"""
         self.model = model
         self.loss_fn = loss_fn
         self.batch = batch
         self.autocast = autocast
         self.chunk = None if chunk is None else at_least_one("chunk", chunk)
         self.batch_dim = batch_dim
+        if is_ready(model, batch):
+            self._evaluate()
 
     def __call__(self) -> Tensor:
+        return self._evaluate()
+
+    def _evaluate(self) -> Tensor:
         with torch.no_grad(), undisturbed(self.model), self._precision():
-            return monitored_loss(self._losses)
+            losses = monitored_loss(self._losses)
+        self._tried_on, self.is_scalar = self._device, losses.dim() == 0
+        return losses
 
     def differentiate(self, backward: Callable[[Tensor], None], examples: int | None = None) -> Tensor:
         """The same, and ``backward`` of the mean over the first ``examples``, or over all.
@@ -74,14 +93,18 @@ class Monitor:
         with undisturbed(model, backward=True), self._precision():
             for part, size, share in self._parts(examples):
                 with torch.set_grad_enabled(share > 0.0):
-                    losses = batch_loss(model, self._each, part)
+                    losses = self._loss_on(part, model)
                     if share > 0.0:
                         backward(widened(losses).mean() * share)
                 found.append((losses.detach(), size))
         return joined(found)
 
     def _losses(self) -> Tensor:
-        return joined([(batch_loss(self.model, self._each, part), size) for part, size, _ in self._parts(None)])
+        return joined([(self._loss_on(part, self.model), size) for part, size, _ in self._parts(None)])
+
+    def _loss_on(self, part: Any, model: nn.Module) -> Any:
+        evaluate = batch_loss if self.is_tried else first_loss
+        return self._per_example(evaluate(model, self._each, part), part)
 
     def _parts(self, examples: int | None) -> Iterator[tuple[Any, int, float]]:
         """The batch in chunks: (a part, its examples, its share of the mean over the first ``examples``)."""
@@ -97,13 +120,38 @@ class Monitor:
                 yield part_of(self.batch, slice(at, stop), self.batch_dim), stop - at, share
 
     @property
-    def loss_fn(self) -> LossFunction:
+    def loss_fn(self) -> LossFunction | None:
         """As it was given."""
-        return self._each.loss_fn
+        return None if self._each is None else self._each.loss_fn
 
     @loss_fn.setter
-    def loss_fn(self, loss_fn: LossFunction) -> None:
-        self._each = EachExample(loss_fn)
+    def loss_fn(self, loss_fn: LossFunction | None) -> None:
+        self._each = None if loss_fn is None else EachExample(loss_fn)
+        self._tried_on = None
+
+    @property
+    def is_tried(self) -> bool:
+        """Has it been evaluated, with the model where it is now?"""
+        return self._tried_on == self._device
+
+    @property
+    def _device(self) -> torch.device:
+        return next((p.device for p in self.model.parameters()), torch.device("cpu"))
+
+    def _per_example(self, losses: Any, part: Any) -> Any:
+        """One loss per example where there are more dimensions; the mean of all where these are not of examples."""
+        if not isinstance(losses, Tensor) or losses.dim() < 2 or losses.numel() == 0:
+            return losses
+        losses, count = widened(losses), first_length(part, self.batch_dim)
+        if len(losses) == count:
+            return losses.flatten(1).mean(1)
+        if not self.is_tried:
+            warn(
+                f"loss_fn returned losses of shape {tuple(losses.shape)} for a batch of {count} examples: the monitor "
+                "takes the mean of all, and loses what single examples tell about its noise. Return one loss per "
+                "example, in the first dimension"
+            )
+        return losses.mean()
 
     def _precision(self) -> torch.autocast:
         return precision(self.model, self.autocast)
@@ -132,7 +180,7 @@ class RotatingMonitor(Monitor):
     def __init__(
         self,
         model: nn.Module,
-        loss_fn: LossFunction,
+        loss_fn: LossFunction | None,
         batches: Sequence[Any],
         *,
         autocast: torch.dtype | None = None,
@@ -147,7 +195,7 @@ class RotatingMonitor(Monitor):
         if not batches:
             raise ValueError("batches is empty: a monitor needs at least one batch")
         for batch in batches:
-            check_batch(batch)
+            check_batch(batch, whole=loss_fn is None)
         super().__init__(model, loss_fn, batches[0], autocast=autocast, chunk=chunk, batch_dim=batch_dim)
         self.batches = batches
         self.position = 0

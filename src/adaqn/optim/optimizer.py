@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from adaqn.core.acceptance import NONFINITE_PATIENCE, mean_loss
 from adaqn.core.outcome import Outcome
 from adaqn.core.products import size_of
 from adaqn.core.scaling import Scaling
+from adaqn.core.units import readable_size
 from adaqn.optim import checkpoint
 from adaqn.optim.curvatures import GradientDifference, ModelCurvature, Rerun
 from adaqn.optim.cycle_end import (
@@ -42,6 +43,7 @@ from adaqn.optim.method import Method
 from adaqn.optim.monitor import RotatingMonitor
 from adaqn.optim.removed import attribute_error
 from adaqn.optim.state import State
+from adaqn.optim.torch_arguments import NOT_NEEDED, OF_FAMILY, check_torchs_in_group
 from adaqn.optim.warm_start import check_source, fill_scaling, source_states
 from adaqn.optim.watch import MonitorFunction, Watch
 from adaqn.parameters.flat import check_one_device, trained
@@ -226,8 +228,10 @@ class QuasiNewton(Optimizer):
                 "run twice: opt.step(closure), where the closure calls zero_grad() and backward() and returns the loss"
             )
         state = self._state_of(params)
-        if state.counters.steps == 0 and state.counters.cycles == 0 and state.tally.steps == 0:
+        if state.is_new:
             state.restart()  # the weights may have changed since it was made
+        if not self._watch.is_checked and self._moves():
+            self._watch.check(state)
         if isinstance(state.curvature, GradientDifference):
             state.curvature.rerun = rerun
         if state.momentum is None and any_momentum(self.param_groups):
@@ -295,8 +299,18 @@ class QuasiNewton(Optimizer):
         """How the last cycle ended; ``None`` before the first, and after a state was loaded."""
         return self._recent[-1] if self._recent else None
 
-    def state_size(self) -> int:
-        """Bytes of history and work space of this process, known before the first step."""
+    @overload
+    def state_size(self, *, human: Literal[False] = False) -> int: ...
+    @overload
+    def state_size(self, *, human: Literal[True]) -> str: ...
+    def state_size(self, *, human: bool = False) -> int | str:
+        """Bytes of history and work space of this process, known before the first step; ``"31.3 GB"`` if ``human``.
+
+        On the meta device nothing is allocated: ``AdaQN(model.to("meta").parameters()).state_size(human=True)``.
+        """
+        return readable_size(self._bytes_needed()) if human else self._bytes_needed()
+
+    def _bytes_needed(self) -> int:
         params, _ = trained(self.param_groups, self._staying())
         if self._state is None and not params:
             return 0
@@ -443,6 +457,12 @@ class QuasiNewton(Optimizer):
     def add_param_group(self, param_group: Group) -> None:
         """Also in mid-training: the curvature history then restarts at the next step, and says so."""
         self._refuse_while_averaging("add_param_group()")
+        averages = "momentum" in self.defaults
+        check_torchs_in_group(
+            {name: value for name, value in param_group.items() if name not in self.defaults},
+            type(self._method.scaling) if averages else None,
+            NOT_NEEDED if averages else OF_FAMILY,
+        )
         check_group({**self.defaults, **param_group}, self.defaults)
         super().add_param_group(param_group)
         everything = self._parameters()

@@ -13,8 +13,10 @@ from typing import Any
 import torch
 
 from adaqn.core.curvature import AccumulatedFisher
+from adaqn.core.scaling import Scaling
 from adaqn.core.scaling_names import SCALINGS
 from adaqn.optim.settings import PRESETS, PairOptions, RejectOptions, StorageOptions, given
+from adaqn.optim.torch_arguments import NOT_NEEDED, OF_FAMILY, advice
 
 PLACES: dict[str, tuple[str, str]] = {
     "memory_size": ("pairs", "memory_size"),
@@ -53,19 +55,32 @@ _ATTRIBUTES = {
 
 
 def check_removed(
-    method: str, given: Mapping[str, Any], *, preset: str = "default", arguments: Container[str] = tuple(_KINDS)
+    method: str,
+    given: Mapping[str, Any],
+    *,
+    preset: str = "default",
+    scaling: str | Scaling | None = None,
+    arguments: Container[str] = tuple(_KINDS),
 ) -> None:
-    """An error for arguments that are not there: what to write instead, for those that once were.
+    """An error for arguments that are not there: what to write instead, for those that once were and for torch's.
 
     ``arguments`` are those of the dataclasses that the method takes.
     """
     if not given:
         return
     known = [name for name in given if name in FLAT and _place(name) in arguments]
+    instead = [f"write {_instead({name: given[name] for name in known}, preset)}"] if known else []
+    if "pairs" in arguments:
+        instead += advice(given, _kind_of(scaling, preset), NOT_NEEDED)
+    else:
+        instead += advice(given, None, OF_FAMILY)
     message = f"{method} has no argument {', '.join(map(repr, given))}"
-    if known:
-        message += f": write {_instead({name: given[name] for name in known}, preset)}"
-    raise TypeError(message)
+    raise TypeError(": ".join([message, "; ".join(instead)] if instead else [message]))
+
+
+def _kind_of(scaling: str | Scaling | None, preset: str) -> type[Scaling]:
+    chosen = PRESETS.get(preset, PRESETS["default"]).scaling if scaling is None else scaling
+    return type(chosen) if isinstance(chosen, Scaling) else SCALINGS.get(chosen, Scaling)
 
 
 def _place(name: str) -> str:

@@ -96,6 +96,11 @@ class State(Memory):
         return self.buffers.get("accepted")
 
     @property
+    def is_new(self) -> bool:
+        """Has no step been made?"""
+        return self.counters.steps == 0 and self.counters.cycles == 0 and self.tally.steps == 0
+
+    @property
     def iterate(self) -> Tensor | None:
         """The weights, while the average is in their place."""
         return self.buffers.get("iterate")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
@@ -9,9 +10,31 @@ from torch.optim import Optimizer
 
 from adaqn.core.kronecker import Kronecker
 from adaqn.core.scaling import Adagrad, Adam, RMSProp, Scaling
+from adaqn.optim.torch_arguments import is_torchs
 from adaqn.parameters.flat import FlatParameters, as_real
 
 _TORCH_KEYS = ((Adam, "exp_avg_sq", "Adam or AdamW"), (RMSProp, "square_avg", "RMSprop"), (Adagrad, "sum", "Adagrad"))
+
+
+def refuse_torchs(entries: Iterable[dict[str, Any]], groups: Iterable[dict[str, Any]], scaling: Scaling) -> None:
+    """One error for the checkpoint of a torch optimizer, with the way from there to here."""
+    entries = list(entries)
+    theirs = next(filter(is_torchs, entries), None)
+    if theirs is None and (entries or not any("betas" in group for group in groups)):
+        return
+    known = [(kind, name) for kind, key, name in _TORCH_KEYS if theirs is None or key in theirs]
+    message = f"the state was saved by torch's {known[0][1] if known else 'optimizer'}, which has no curvature pairs"
+    if theirs is None:
+        raise ValueError(f"{message}, and before its first step: start without it")
+    if not known:
+        raise ValueError(f"{message} and no second moments: load the weights alone and start without it")
+    (kind, _), *_ = known
+    message += ": load the weights, and then take over its second moments with opt.warm_start(state)"
+    if isinstance(scaling, Kronecker) or not isinstance(scaling, kind):
+        preset = " (preset='modern')" if kind is Adam else ""
+        name = kind.__name__.lower()
+        message += f". That needs scaling={name!r}{preset}; with {type(scaling).__name__} start without the state"
+    raise ValueError(message)
 
 
 def check_source(source: Optimizer | dict[str, Any], scaling: Scaling) -> None:

@@ -10,19 +10,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adaqn.core.acceptance import mean_loss
+from adaqn.core.acceptance import PairedTest, mean_loss
 from adaqn.core.products import on_host
 from adaqn.evaluation.losses import monitored_loss
 from adaqn.evaluation.undisturbed import BuffersSeen
 from adaqn.optim.events import Notices
 from adaqn.optim.judge import Judge, Losses
-from adaqn.optim.monitor import RotatingMonitor
+from adaqn.optim.monitor import Monitor, RotatingMonitor
 from adaqn.optim.monitored import MonitoredGradient, MonitoredPass
 from adaqn.optim.state import State
 from adaqn.parameters.processes import check_same, reshard
 from adaqn.parameters.shards import FlatShards
 
 MonitorFunction = Callable[[], Any]
+SCALAR = (
+    "the monitor returns one number for its batch instead of one loss per example, so its noise is not known: a fixed "
+    "factor rejects cycles (reject='factor') in place of the paired test. Give Monitor a loss_fn that returns one loss "
+    "per example (docs/frameworks.md#the-monitor-of-your-model), or say reject='factor' if that is meant"
+)
 
 
 class Watch:
@@ -42,11 +47,35 @@ class Watch:
                 f"got {type(monitor).__name__}"
             )
         self.monitor = monitor
+        self.is_checked = False
         self.anchor_losses: Tensor | None = None
         """D8: kept while the monitoring set is fixed."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_buffers_seen": None}  # buffers are known by their identity: those of a copy are new
+
+    def check(self, state: State) -> None:
+        """Before the first step: evaluate a monitor that could not be when it was made, and say what it lacks.
+
+        Where processes work together they meet once, before anything has changed, and an error in one is one in all
+        (D18). A monitor that is assigned later shows its mistakes at the end of a cycle there.
+        """
+        self.is_checked = True
+        monitor = self.monitor if isinstance(self.monitor, Monitor) else None
+        untried = monitor is not None and not monitor.is_tried
+        if self.judge.test is None:
+            return
+        try:
+            if state.flat.processes.count == 1 and not isinstance(state.flat, FlatShards):
+                if untried and monitor is not None:
+                    monitor()
+            elif state.is_new and any(row[0] for row in state.flat.processes.agreed("the monitor", None, untried)):
+                self._losses_at(state, state.anchor)
+        except Exception:
+            self.is_checked = False
+            raise
+        if monitor is not None and monitor.is_scalar and isinstance(self.judge.test, PairedTest):
+            self.notices.say(SCALAR)
 
     def losses(self, state: State, candidate: Tensor) -> Losses:
         """At the candidate and, where there is something to compare, at the anchor.

@@ -56,6 +56,7 @@ def test_interrupted_it_goes_on_where_it_was(tmp_path):
     assert "Traceback" not in errors
     done = subprocess.run(tune_command(6, tmp_path), capture_output=True, text=True, check=True, timeout=LIMIT)
     assert len(json.loads(done.stdout)["sgd"]["trials"]) == 6
+    assert "Warning" not in errors + done.stderr  # Optuna's about its heartbeats
 
 
 def test_a_killed_worker_loses_nothing(tmp_path, monkeypatch):

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from adaqn import __version__
 from adaqn.experiments.commands.compare import compare
 from adaqn.experiments.commands.data import data_app
 from adaqn.experiments.commands.doctor import doctor
 from adaqn.experiments.commands.explain import explain
 from adaqn.experiments.commands.figure import figure
+from adaqn.experiments.commands.helping import Command, Group, examples
 from adaqn.experiments.commands.options import AsJson
 from adaqn.experiments.commands.sample import sample
 from adaqn.experiments.commands.study import study
@@ -23,18 +26,35 @@ from adaqn.experiments.results.report import write_report
 from adaqn.experiments.training.storage import json_text
 from adaqn.experiments.training.team import check_command
 
+
+def show_version(asked: bool) -> None:
+    if asked:
+        print(f"adaqn {__version__}")
+        raise typer.Exit
+
+
 app = typer.Typer(
-    help="Quasi-Newton training of neural networks: the experiments of the adaQN paper, each by one command.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
+    cls=Group,
+    epilog=examples(""),
 )
-app.add_typer(data_app, name="data")
+app.add_typer(data_app, name="data", epilog=examples("data"))
 for command in (train, compare, tune, figure, study, explain, sample):
-    app.command()(command)
+    app.command(cls=Command, epilog=examples(command.__name__))(command)
 
 
-@app.command()
+@app.callback()
+def program(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Quasi-Newton training of neural networks: the experiments of the adaQN paper, each by one command."""
+
+
+@app.command(cls=Command, epilog=examples("report"))
 def report(
     folder: Annotated[Path, typer.Argument(help="Folder with runs in it, at any depth.")] = Path("runs"),
     out: Annotated[Path | None, typer.Option(help="The page; by default report.html in that folder.")] = None,
@@ -45,11 +65,15 @@ def report(
     print(json_text({"report": str(path)}) if as_json else f"report: {path}")
 
 
-app.command()(doctor)
+app.command(cls=Command, epilog=examples("doctor"))(doctor)
 
 
 def run() -> None:
     """Mistakes of the user are one line and exit code 2; Ctrl-C is exit code 130."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(
+            line_buffering=True
+        )  # also in a pipe, where Python would hold back some 8,000 characters
     try:
         check_command(sys.argv[1:])
         app()

@@ -7,20 +7,19 @@ import json
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from adaqn.experiments.commands.helping import Command, Group, examples
 from adaqn.experiments.commands.options import AsJson, DataDir
 from adaqn.experiments.data import files
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.reading import content
 
 data_app = typer.Typer(
-    help="The data sets: what is there, what can be fetched, whether it is intact.", no_args_is_help=True
+    help="The data sets: what is there, what can be fetched, whether it is intact.", no_args_is_help=True, cls=Group
 )
 
 
-@data_app.command("list")
+@data_app.command("list", cls=Command, epilog=examples("data list"))
 def data_list(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """What is there, and where."""
     rows = [
@@ -31,13 +30,12 @@ def data_list(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     if as_json:
         print(json.dumps(rows, indent=2))
         return
-    table = Table("data", "file", "found")
-    for row in rows:
-        table.add_row(row["data"], row["file"], row["found"] or "not here: adaqn data download")
-    Console().print(table)
+    name, file = (max(len(str(row[column])) for row in rows) for column in ("data", "file"))
+    for row in rows:  # no table: it would cut paths short
+        print(f"{row['data']:{name}}  {row['file']:{file}}  {row['found'] or 'not here: adaqn data download'}")
 
 
-@data_app.command("download")
+@data_app.command("download", cls=Command, epilog=examples("data download"))
 def data_download(
     names: Annotated[list[str] | None, typer.Argument(help="Data sets; all of them by default.")] = None,
     data_dir: DataDir = None,
@@ -58,7 +56,7 @@ def data_download(
         print(json.dumps(rows, indent=2))
 
 
-@data_app.command("verify")
+@data_app.command("verify", cls=Command, epilog=examples("data verify"))
 def data_verify(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Compare every file that is there with its sha256; exit code 1 if one differs."""
     rows: list[dict[str, Any]] = []

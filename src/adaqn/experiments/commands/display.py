@@ -39,10 +39,34 @@ def shown_from_the_first_word(bars: Progress) -> Iterator[Progress]:
             bars.stop()
 
 
+class Lines:
+    """Progress where there is no terminal, in a pipe or a log: a line for each tenth, as soon as it is reached."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.reached: dict[object, int] = {}
+
+    def tell(self, key: object, share: float, line: str) -> None:
+        tenth = int(10 * share)
+        if tenth > self.reached.get(key, 0):
+            self.reached[key] = tenth
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
 @contextmanager
 def progress_bars(labels: Sequence[str], *, quiet: bool = False) -> Iterator[Callable[[int, RunProgress], None]]:
     """Yields a function to tell (which run, how far)."""
     console = Console(stderr=True, quiet=quiet)
+    if not console.is_terminal:
+        lines = Lines(console)
+
+        def told_in_lines(index: int, progress: RunProgress) -> None:
+            loss = "" if progress.loss is None else f", loss {loss_text(progress.loss)}"
+            share = progress.step / progress.steps
+            lines.tell(index, share, f"{labels[index]}: {progress.step} of {progress.steps}{loss}")
+
+        yield told_in_lines
+        return
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -65,8 +89,18 @@ def progress_bars(labels: Sequence[str], *, quiet: bool = False) -> Iterator[Cal
 @contextmanager
 def count_bars(labels: Sequence[str], total: int, *, quiet: bool = False) -> Iterator[Callable[[dict[str, int]], None]]:
     """Yields a function to tell how many runs of each are finished."""
+    console = Console(stderr=True, quiet=quiet)
+    if not console.is_terminal:
+        lines = Lines(console)
+
+        def told_in_lines(counts: dict[str, int]) -> None:
+            for label, count in counts.items():
+                lines.tell(label, count / total, f"{label}: {count} of {total} runs")
+
+        yield told_in_lines
+        return
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    progress = Progress(*columns, console=Console(stderr=True, quiet=quiet), refresh_per_second=4)
+    progress = Progress(*columns, console=console, refresh_per_second=4)
     with shown_from_the_first_word(progress) as bars:
         tasks = {label: bars.add_task(label, total=total) for label in labels}
 
@@ -89,7 +123,19 @@ def figure_bar(total: int, *, quiet: bool = False) -> Iterator[Callable[[int, Ru
         TimeRemainingColumn(elapsed_when_finished=True),
     )
     done: dict[int, float] = {}
-    progress = Progress(*columns, console=Console(stderr=True, quiet=quiet), refresh_per_second=4)
+    console = Console(stderr=True, quiet=quiet)
+    if not console.is_terminal:
+        lines = Lines(console)
+
+        def told_in_lines(index: int, progress: RunProgress) -> None:
+            done[index] = progress.step / progress.steps
+            finished = sum(share >= 1.0 for share in done.values())
+            share = sum(done.values()) / total
+            lines.tell("all", share, f"{100 * share:.0f} % of {total} runs, {finished} finished")
+
+        yield told_in_lines
+        return
+    progress = Progress(*columns, console=console, refresh_per_second=4)
     with shown_from_the_first_word(progress) as bars:
         bar = bars.add_task(f"{total} runs", total=float(total), said="")
 

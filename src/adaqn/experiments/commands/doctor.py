@@ -7,6 +7,8 @@ import importlib.metadata
 import platform
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,16 +16,17 @@ import torch
 import typer
 from rich.console import Console
 from rich.table import Table
-from torch import nn
+from torch import Tensor, nn
 
-from adaqn import PRESETS, AdaQN
+from adaqn import PRESETS
+from adaqn.core.units import readable_size
+from adaqn.experiments.commands import measuring
 from adaqn.experiments.commands.options import AsJson, DataDir, Device, Threads
 from adaqn.experiments.data import files
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.problems.catalogue import make_task
 from adaqn.experiments.training.config import TASKS, RunConfig, check_machine
 from adaqn.experiments.training.storage import json_text
-from adaqn.optim.removed import flat_preset, from_flat
 
 PACKAGES = ("adaqn", "torch", "optuna", "plotly", "matplotlib", "scikit-learn", "pooch", "pytorch_optimizer")
 BFLOAT16: dict[str, Any] = {"history_dtype": torch.bfloat16, "fisher_dtype": torch.bfloat16}
@@ -33,11 +36,15 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     if preset != "default"
     for dtypes in ({}, BFLOAT16)
 }
+RIVALS = {"AdamW": "adamw", "SOAP": "soap"}
 READ_BYTES = 1 << 30
+Loss = Callable[[], Tensor]
 
 
 def doctor(
-    model: Annotated[str | None, typer.Argument(help="A task, or module:function that returns a model.")] = None,
+    model: Annotated[
+        str | None, typer.Argument(help="A task, or module:function that returns a model or (model, loss).")
+    ] = None,
     threads: Threads = 2,
     device: Device = "cpu",
     data_dir: DataDir = None,
@@ -55,10 +62,21 @@ def doctor(
     print("installed: " + ", ".join(f"{name} {version or '–'}" for name, version in found["packages"].items()))
     print("data: " + ", ".join(f"{name} {'here' if here else 'not here'}" for name, here in found["data"].items()))
     if "model" in found:
-        table = Table("setting", "memory", "ms per step", title=f"{model}: {found['model']['parameters']:,} parameters")
-        for name, cost in found["model"]["settings"].items():
-            table.add_row(name, f"{cost['bytes'] / 1e6:,.1f} MB", f"{1e3 * cost['seconds_per_step']:.2f}")
-        Console().print(table)
+        print_costs(found["model"])
+
+
+def print_costs(found: dict[str, Any]) -> None:
+    table = Table("", "memory", "ms per step", "range", title=f"{found['name']}: {found['parameters']:,} parameters")
+    passes = found["forward_and_backward"]
+    rows = {} if passes is None else {"forward and backward": passes}
+    for name, cost in {**rows, **found["settings"]}.items():
+        low, middle, high = (f"{1e3 * cost[key]:.2f}" for key in ("low", "seconds_per_step", "high"))
+        size = readable_size(cost["bytes"]) if "bytes" in cost else "–"
+        table.add_row(f"AdaQN, {name}" if name in SETTINGS else name, size, middle, f"{low} to {high}")
+    Console().print(table)
+    print("A step is without forward and backward, and AdaQN's without its monitor; the range is of 5 repeats.")
+    for note in found["notes"]:
+        print(note)
 
 
 def examine(model: str | None, threads: int, data_dir: Path | None = None, device: str = "cpu") -> dict[str, Any]:
@@ -76,13 +94,45 @@ def examine(model: str | None, threads: int, data_dir: Path | None = None, devic
         "read_gb_per_second": round(read_bandwidth(device), 1),
     }
     if model is not None:
-        network = load_model(model, data_dir).to(device)
-        found["model"] = {
-            "name": model,
-            "parameters": sum(p.numel() for p in network.parameters() if p.requires_grad),
-            "settings": {name: cost(network, *setting) for name, setting in SETTINGS.items()},
-        }
+        found["model"] = examine_model(model, data_dir, device)
     return found
+
+
+def examine_model(model: str, data_dir: Path | None, device: str) -> dict[str, Any]:
+    """What a step takes with each optimizer, and beside it the passes through the model where its loss is known."""
+    before = measuring.load()
+    network, loss = load_model(model, data_dir, device)
+    settings, times, notes, passes = {}, [], [], None
+    if loss is None:
+        notes.append("forward and backward: let the function return (model, loss), loss() being the loss of a batch")
+    else:
+        times.append(_passes(model, loss, network, device))
+        passes = times[0].as_dict()
+    for label, name in RIVALS.items():
+        if name == "soap" and _version("pytorch_optimizer") is None:
+            notes.append("SOAP is not measured: pip install pytorch_optimizer")
+            continue
+        settings[label], taken = measuring.cost_of_rival(network, name, device)
+        times.append(taken)
+    for label, setting in SETTINGS.items():
+        settings[label], taken = measuring.cost_of_adaqn(network, *setting, device)
+        times.append(taken)
+    warning = measuring.busy(before, times, device)
+    return {
+        "name": model,
+        "parameters": sum(p.numel() for p in network.parameters() if p.requires_grad),
+        "forward_and_backward": passes,
+        "settings": settings,
+        "busy": warning is not None,
+        "notes": [*notes, *([] if warning is None else [f"warning: {warning}"])],
+    }
+
+
+def _passes(model: str, loss: Loss, network: nn.Module, device: str) -> measuring.Times:
+    try:
+        return measuring.passes(loss, network, device)
+    except Exception as error:  # the user's code may raise anything
+        raise UserError(f"the loss of {model!r} cannot be computed: {error}") from error
 
 
 def read_bandwidth(device: str = "cpu") -> float:
@@ -96,45 +146,30 @@ def read_bandwidth(device: str = "cpu") -> float:
     return READ_BYTES / min(times) / 1e9
 
 
-def cost(network: nn.Module, preset: str, dtypes: dict[str, Any]) -> dict[str, float]:
-    """Bytes of state, and seconds per step measured over whole cycles with full memory."""
-    params = [p.detach().clone().requires_grad_() for p in network.parameters() if p.requires_grad]
-    given = from_flat({"preset": preset, "acceptance": "none", "curvature_test": lambda *_: True, **dtypes})
-    opt = AdaQN(params, lr=0.0, **given)
-    size = opt.state_size()
-    opt.param_groups[0]["lr"] = 1e-9
-    usual = flat_preset(preset)
-    length = usual["cycle_length"]
-
-    def cycles(count: int) -> None:
-        for _ in range(count * length):
-            for p in params:
-                p.grad = torch.randn_like(p) if p.grad is None else p.grad.neg_()
-            opt.step()
-
-    cycles(max(usual["memory_size"] + 2, usual["fisher_size"] // length + 1))
-    start = time.perf_counter()
-    cycles(3)
-    return {"bytes": size, "seconds_per_step": (time.perf_counter() - start) / (3 * length)}
-
-
-def load_model(name: str, data_dir: Path | None) -> nn.Module:
-    """The model of a task at its defaults, or what ``module:function`` returns."""
+def load_model(name: str, data_dir: Path | None, device: str = "cpu") -> tuple[nn.Module, Loss | None]:
+    """The model of a task at its defaults and the loss of a batch, or what ``module:function`` returns."""
     if name in TASKS:
-        return make_task(RunConfig(task=name).complete(), data_dir).model()
+        task = make_task(replace(RunConfig(task=name).complete(), device=device), data_dir)
+        network, (x, target) = task.model(), task.batch(0)
+        return network, lambda: task.losses(network(x), target).mean()
     module, separator, function = name.partition(":")
     if not separator:
         raise UserError(f"a model is one of {', '.join(TASKS)}, or module:function that returns one; got {name!r}")
     sys.path.insert(0, "")
     try:
-        network = getattr(importlib.import_module(module), function)()
+        made = getattr(importlib.import_module(module), function)()
     except Exception as error:  # the user's code may raise anything
         raise UserError(f"cannot make a model from {name!r}: {error}") from error
+    network, loss = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(network, nn.Module):
         raise UserError(f"{name} returned {type(network).__name__}, not a torch.nn.Module")
+    if loss is not None and not callable(loss):
+        raise UserError(f"{name} returned a model and {type(loss).__name__}, not a function that computes a loss")
     if not any(p.requires_grad and p.numel() for p in network.parameters()):
         raise UserError(f"the model of {name} has no parameter that is trained")
-    return network
+    if loss is None:
+        network = network.to(device)  # otherwise its batch is where it is
+    return network, loss
 
 
 def _version(name: str) -> str | None:

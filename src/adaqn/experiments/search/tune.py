@@ -10,8 +10,8 @@ import math
 import re
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,15 @@ HEARTBEAT, STALE = 10, 60
 """Seconds between two signs of life of a worker, and after how many without one its point is run again."""
 LOOK_AGAIN = 1.0
 """Seconds between two looks at points that are at work elsewhere."""
+
+
+@contextmanager
+def quiet_heartbeats() -> Iterator[None]:
+    """Signs of life are an experiment of Optuna's, which it says to every user at every use, and from every thread."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        warnings.filterwarnings("ignore", "Heartbeat of storage")
+        yield
 
 
 def for_optimizers(base: RunConfig, names: Sequence[str]) -> Curves:
@@ -82,7 +91,7 @@ def tune(
         if told is not None:
             told(counts)
 
-    with started_workers(workers) as team:
+    with started_workers(workers) as team, quiet_heartbeats():
         for curve, of_curve in searches.items():
             count(curve)
             while points := due(search, of_curve.base.optimizer, budget, of_curve.losses()):
@@ -110,9 +119,7 @@ class CurveSearch:
 
     def run(self, points: Sequence[Point], team: Workers, told: Callable[[], None]) -> None:
         """Queue these points where they are not yet, and work until none is waiting."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            optuna.storages.fail_stale_trials(self.study)
+        optuna.storages.fail_stale_trials(self.study)
         at_hand = self.study.get_trials(deepcopy=False, states=[TrialState.WAITING, TrialState.RUNNING])
         known = [point_of(trial) for trial in at_hand if is_queued(trial)]
         for point in points:
@@ -202,8 +209,7 @@ class OneClaimAtATime(RDBStorage):
 def opened(url: str, out: Path) -> RDBStorage:
     lock = FileLock(out / "claim.lock") if url.startswith("sqlite") else None
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        with quiet_heartbeats():
             return OneClaimAtATime(url, lock)
     except Exception as error:  # whatever the database's driver raises
         reason = str(error).splitlines()[0]

@@ -1,12 +1,23 @@
 """What the examples of torch's own tools share: a problem, and a checkpoint of whatever has a ``state_dict``."""
 
+import argparse
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 STEPS = 120
+
+
+def parser(example: str, about: str | None) -> argparse.ArgumentParser:
+    """Of the command of an example, which takes a folder."""
+    made = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    default = f"examples-output/{Path(example).stem}"
+    about_folder = "where the checkpoint lies; started again, the run resumes from it (default: %(default)s)"
+    made.add_argument("folder", nargs="?", default=default, help=about_folder)
+    return made
 
 
 def problem() -> tuple[nn.Module, Tensor, Tensor]:
@@ -23,22 +34,26 @@ def batch_of(step: int, inputs: Tensor, targets: Tensor, size: int = 32) -> tupl
     return inputs[chosen], targets[chosen]
 
 
-def resume(path: str, **parts: Any) -> int:
+def resume(folder: str, **parts: Any) -> int:
     """Load every part from a checkpoint, if there is one, and return the next step."""
-    if not os.path.exists(path):
+    path = Path(folder, "checkpoint.pt")
+    if not path.exists():
         return 0
     saved = torch.load(path, weights_only=True)
     for name, part in parts.items():
         part.load_state_dict(saved[name])
     torch.set_rng_state(saved["random"])  # dropout's
+    print(f"resumed after {saved['step']} of {STEPS} steps from {path}: delete it to start over")
     return int(saved["step"])
 
 
-def save(path: str, step: int, loss: Tensor, **parts: Any) -> None:
+def save(folder: str, step: int, loss: Tensor, **parts: Any) -> None:
     """Every 10 steps; the file is replaced as a whole, so a kill never leaves half a checkpoint."""
     if step % 10 != 9:
         return
+    Path(folder).mkdir(parents=True, exist_ok=True)
     state = {name: part.state_dict() for name, part in parts.items()}
-    torch.save({**state, "random": torch.get_rng_state(), "step": step + 1}, path + ".new")
-    os.replace(path + ".new", path)
+    path = Path(folder, "checkpoint.pt")
+    torch.save({**state, "random": torch.get_rng_state(), "step": step + 1}, path.with_suffix(".new"))
+    os.replace(path.with_suffix(".new"), path)
     print(f"step {step}: loss {loss.item()!r}", flush=True)
