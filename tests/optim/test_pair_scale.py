@@ -292,7 +292,10 @@ def test_a_monitor_that_cannot_be_differentiated_is_one_clear_error_and_nothing_
 
         curvature, said = "monitored", "has no gradient"
     else:
-        monitor = adaqn.Monitor(model, nn.MSELoss(), (x, target[:12]), chunk=4)
+        with pytest.raises(ValueError, match="lengths"):
+            adaqn.Monitor(model, nn.MSELoss(), (x, target[:12]), chunk=4)
+        monitor = adaqn.Monitor(model, nn.MSELoss(), (x, target), chunk=4)
+        monitor.batch = (x, target[:12])
         curvature, said = MonitoredGradient(examples=4), "lengths"
     opt = AdaQN(model.parameters(), lr=0.01, monitor=monitor, pairs=PairOptions(curvature=curvature))
     for _ in range(4):
