@@ -73,7 +73,7 @@ def kill_all(tmp_path, zygote, name, seed, wanted):
         found.update(killed_and_finished(tmp_path / "killed", RUNS[name], zygote, rng, whole, seconds, most=8))
         shutil.rmtree(tmp_path / "killed")
     assert found["kills"] >= wanted, f"nothing is tried if all come too late: {found}"
-    return found
+    return dict(found)
 
 
 @pytest.mark.parametrize("name", ["adaqn", "lbfgs"])
