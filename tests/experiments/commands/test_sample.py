@@ -21,7 +21,7 @@ def test_text_from_a_trained_model(tmp_path):
     assert text != drawn_text(tmp_path / "run", 50, prompt="The ", seed=1)
     with pytest.raises(UserError, match="not in the vocabulary"):
         drawn_text(tmp_path / "run", 5, prompt="\N{SNOWMAN}")
-    with pytest.raises(UserError, match="temperature positive"):
+    with pytest.raises(UserError, match="temperature must be positive"):
         drawn_text(tmp_path / "run", 5, temperature=0.0)
 
 

@@ -22,7 +22,8 @@ def state_bytes(optimizer: Optimizer) -> int:
     told = getattr(optimizer, "state_size", None)
     if callable(told):
         return int(told())
-    return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(optimizer.state_dict()["state"]))
+    saved = optimizer.state_dict()  # an optimizer made of two has two states in it
+    return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(saved.get("state", saved)))
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
