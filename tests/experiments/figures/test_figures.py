@@ -137,7 +137,7 @@ def test_mistakes_are_one_clear_error(tmp_path):
         with_panels(figure_spec("lm", "quick"), ["moby"])
     with pytest.raises(UserError, match="fixed"):
         with_optimizers(figure_spec("ablation", "quick"), PLAIN, ["adam"])
-    with pytest.raises(UserError, match="seeds must be at least 1"):
+    with pytest.raises(UserError, match="seeds must be from 1 to 1000"):
         plan(spec, 0)
 
 
