@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 from adaqn.core.blocks import Block
@@ -26,8 +27,11 @@ class Schedule:
     moved on: a five-layer RNN never recovered from that (``experiments/LOG.md``).
     """
 
-    known: set[Key]
     slots: dict[tuple[Key, int], int]
+
+    @cached_property
+    def known(self) -> set[Key]:
+        return {key for key, _ in self.slots}
 
     @staticmethod
     def of(blocks: Iterable[tuple[Key, Block]], refresh_of: Callable[[tuple[int, int]], int]) -> Schedule:
@@ -36,10 +40,9 @@ class Schedule:
         for key, block in blocks:
             if max(block.sides) > 1:
                 by_refresh.setdefault(refresh_of(block.sides), []).append((key, block.sides))
-        found = Schedule(set(), {})
+        found = Schedule({})
         for refresh, members in by_refresh.items():
             members.sort(key=lambda member: (-max(member[1]), member[1], member[0]))
-            found.known.update(key for key, _ in members)
             units = [((key, side), n) for side in (0, 1) for key, shape in members if (n := shape[side]) > 1]
             units.sort(key=lambda unit: -unit[1])  # neighbours stay neighbours
             found.slots.update(spread([(unit, n**3) for unit, n in units], refresh))

@@ -50,6 +50,7 @@ def joined(losses: Sequence[tuple[Tensor, int]]) -> Tensor:
 
 
 def tensors_in(batch: Any) -> Iterator[Tensor]:
+    """All tensors in nested mappings, lists and tuples, in their order."""
     if isinstance(batch, Tensor):
         yield batch
     elif isinstance(batch, Mapping | list | tuple):

@@ -217,13 +217,14 @@ class Watch:
 
     def _losses_at(self, state: State, vector: Tensor) -> Tensor:
         monitor, curvature = self.monitor, state.curvature  # another process may have a monitor and this one not
-        evaluate: Callable[[], Tensor] = lambda: monitored_loss(monitor)  # type: ignore[arg-type]  # noqa: E731
+        pooled = state.flat.processes.pooled
         with self.placed(state, vector):
             if isinstance(curvature, MonitoredGradient):
                 evaluate = MonitoredPass(monitor, state.flat, curvature.examples)
-            losses = state.flat.processes.pooled(None if monitor is None else evaluate)
-            if isinstance(curvature, MonitoredGradient) and isinstance(evaluate, MonitoredPass):
+                losses = pooled(None if monitor is None else evaluate)
                 curvature.keep(evaluate, state.flat, at_anchor=vector is state.anchor)
+            else:
+                losses = pooled(None if monitor is None else lambda: monitored_loss(monitor))
         self._buffers_seen = BuffersSeen(getattr(monitor, "model", None))
         return -losses if state.method.maximize else losses
 

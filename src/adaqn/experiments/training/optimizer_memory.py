@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
-
-from torch import Tensor
 from torch.optim import Optimizer
+
+from adaqn.evaluation.batches import tensors_in
 
 
 def state_bytes(optimizer: Optimizer) -> int:
@@ -23,15 +21,4 @@ def state_bytes(optimizer: Optimizer) -> int:
     if callable(told):
         return int(told())
     saved = optimizer.state_dict()  # an optimizer made of two has two states in it
-    return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(saved.get("state", saved)))
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for entry in value.values():
-            yield from _tensors(entry)
-    elif isinstance(value, list | tuple):
-        for entry in value:
-            yield from _tensors(entry)
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(saved.get("state", saved)))
