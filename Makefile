@@ -50,7 +50,9 @@ types: setup
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict  # never --quiet: it hides warnings from --strict too
 
-check: lint types test docs  ## what to run before a push; continuous integration adds test-numbers (.ci/run)
+# The tests look at the site that was built, instead of building another.
+check: export ADAQN_SITE := $(CURDIR)/site
+check: lint types docs test  ## what to run before a push; continuous integration adds test-numbers (.ci/run)
 
 dist: setup  ## a wheel and an sdist in dist/
 	$(BIN)/python -m build
@@ -63,4 +65,4 @@ memory-table: setup  ## the table of memory in README.md and docs/index.md, afte
 	$(BIN)/python benchmarks/state_table.py --write
 
 clean:
-	rm -rf .venv site dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv site dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

@@ -1,4 +1,4 @@
-"""What the examples of torch's own tools share: a problem, and a checkpoint of whatever has a ``state_dict``."""
+"""Shared by the examples of torch's own tools: a problem, and checkpoints of objects with a ``state_dict``."""
 
 import argparse
 import os
@@ -12,10 +12,10 @@ STEPS = 120
 
 
 def parser(example: str, about: str | None) -> argparse.ArgumentParser:
-    """Of the command of an example, which takes a folder."""
+    """The argument parser of an example, which takes a folder."""
     made = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     default = f"examples-output/{Path(example).stem}"
-    about_folder = "where the checkpoint lies; started again, the run resumes from it (default: %(default)s)"
+    about_folder = "folder for the checkpoint; if there is one, the run resumes from it (default: %(default)s)"
     made.add_argument("folder", nargs="?", default=default, help=about_folder)
     return made
 
@@ -29,7 +29,7 @@ def problem() -> tuple[nn.Module, Tensor, Tensor]:
 
 
 def batch_of(step: int, inputs: Tensor, targets: Tensor, size: int = 32) -> tuple[Tensor, Tensor]:
-    """Which examples depends on the step alone, so that a resumed run sees the same."""
+    """The batch depends only on the step, so a resumed run sees the same batches."""
     chosen = torch.randint(len(inputs), (size,), generator=torch.Generator().manual_seed(step))
     return inputs[chosen], targets[chosen]
 
@@ -42,7 +42,7 @@ def resume(folder: str, **parts: Any) -> int:
     saved = torch.load(path, weights_only=True)
     for name, part in parts.items():
         part.load_state_dict(saved[name])
-    torch.set_rng_state(saved["random"])  # dropout's
+    torch.set_rng_state(saved["random"])  # for dropout
     print(f"resumed after {saved['step']} of {STEPS} steps from {path}: delete it to start over")
     return int(saved["step"])
 

@@ -19,7 +19,7 @@ EPOCHS, SAVE_EVERY = 8, 10
 
 
 class Progress:
-    """Where the run is; saved with it."""
+    """The position in the run, saved with it."""
 
     batches = 0
 
@@ -39,11 +39,11 @@ def main(folder: str) -> None:
     data = TensorDataset(inputs, torch.sin(inputs.sum(1, keepdim=True)))
     net = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Dropout(0.1), nn.Linear(64, 1))
     loss_fn, adaqn = nn.MSELoss(), AdaQN(net.parameters())
-    # A generator of its own: otherwise a loader that resumes in mid-epoch draws from the one that dropout uses.
+    # A separate generator: otherwise a loader that resumes in mid-epoch draws from the one that dropout uses.
     loader = DataLoader(data, batch_size=32, shuffle=True, generator=torch.Generator())
     model, opt, loader = accelerator.prepare(net, adaqn, loader)
     batch = [tensor.to(accelerator.device) for tensor in training_batch(loader)]
-    adaqn.monitor = Monitor(net, loss_fn, batch)  # the model itself, not its wrapper
+    adaqn.monitor = Monitor(net, loss_fn, batch)  # the unwrapped model
 
     progress = Progress()
     accelerator.register_for_checkpointing(progress)
@@ -69,7 +69,7 @@ def main(folder: str) -> None:
 
 
 def save(accelerator: Accelerator, target: Path, link: Path) -> None:
-    """A new folder, and a link that points to it only once it is complete."""
+    """Save to a new folder, and move the link to it once it is complete."""
     accelerator.save_state(str(target), safe_serialization=False)
     if accelerator.is_main_process:
         new = link.with_suffix(".new")
@@ -80,6 +80,6 @@ def save(accelerator: Accelerator, target: Path, link: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    about = "where checkpoints lie; started again, the run resumes from them (default: %(default)s)"
+    about = "folder for checkpoints; if there are any, the run resumes from them (default: %(default)s)"
     parser.add_argument("folder", nargs="?", default="examples-output/accelerate_loop", help=about)
     main(parser.parse_args().folder)

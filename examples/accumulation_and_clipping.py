@@ -1,4 +1,4 @@
-"""AdaQN with gradient accumulation over four small batches, and clipping; a step is a call of ``step()``.
+"""AdaQN with gradient accumulation over four small batches, and clipping.
 
 python examples/accumulation_and_clipping.py [folder]
 """
@@ -22,7 +22,7 @@ def main(folder: str) -> None:
             loss = loss_fn(model(small), goal) / PARTS
             loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        opt.step()  # the history sees the clipped sum
+        opt.step()  # sees the clipped sum of gradients
         save(folder, step, loss, model=model, optimizer=opt)
 
 

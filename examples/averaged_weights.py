@@ -1,4 +1,4 @@
-"""AdaQN beside torch.optim.swa_utils: averages of the second half of the run, and SWALR.
+"""AdaQN with torch.optim.swa_utils: an average over the second half of the run, and SWALR.
 
 python examples/averaged_weights.py [folder]
 """
@@ -24,11 +24,11 @@ def main(folder: str) -> None:
         opt.step()
         if step >= STEPS // 2:
             scheduler.step()
-            averaged.update_parameters(model)  # to train on from an average, see docs/frameworks.md
+            averaged.update_parameters(model)  # to continue training from an average, see docs/frameworks.md
         save(folder, step, loss, **parts)
     print(f"averaged: loss {loss_fn(averaged.eval()(inputs), targets).item()!r}")
-    with opt.averaged():  # AdaQN's own average of the last accepted cycle; allocates one vector
-        print(f"last cycle: loss {loss_fn(model.eval()(inputs), targets).item()!r}")
+    with opt.averaged():  # AdaQN's own average, over about the last eighth of the run
+        print(f"AdaQN's average: loss {loss_fn(model.eval()(inputs), targets).item()!r}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""AdaQN with a model that torch.compile has compiled.
+"""AdaQN with a compiled model (torch.compile).
 
 python examples/compiled.py [folder]
 """
@@ -14,8 +14,8 @@ def main(folder: str) -> None:
     model, inputs, targets = problem()
     loss_fn = nn.MSELoss()
     compiled = torch.compile(model)
-    # Parameters, monitor and checkpoint use the model itself: the monitor's eval mode and its batch size would each
-    # compile it once more, and the names in a compiled model's state_dict begin with _orig_mod.
+    # Parameters, monitor and checkpoint use the original model. The monitor's eval mode and its batch size would each
+    # trigger another compilation, and the names in a compiled model's state_dict begin with _orig_mod.
     opt = AdaQN(model.parameters(), monitor=Monitor(model, loss_fn, (inputs[:128], targets[:128])))
     for step in range(resume(folder, model=model, optimizer=opt), STEPS):
         x, target = batch_of(step, inputs, targets)

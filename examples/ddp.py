@@ -17,7 +17,7 @@ from adaqn import AdaQN, Monitor
 
 
 def join() -> None:
-    """The processes that torchrun has started; without it this one alone."""
+    """Join the processes that torchrun has started, or run as one process."""
     if "RANK" in os.environ:
         dist.init_process_group()  # gloo without GPUs, NCCL with them
     else:
@@ -32,13 +32,13 @@ def main(steps: int) -> None:
     ddp = DistributedDataParallel(model)
     loss_fn = nn.MSELoss()
 
-    generator = torch.Generator().manual_seed(dist.get_rank())  # every process has examples of its own
+    generator = torch.Generator().manual_seed(dist.get_rank())  # different examples in every process
 
     def batch(size: int) -> tuple[torch.Tensor, torch.Tensor]:
         x = torch.randn(size, 20, generator=generator)
         return x.to(device), torch.sin(x.sum(1, keepdim=True)).to(device)
 
-    # Each process monitors a batch of its own, and all of them together decide.
+    # Each process monitors its own batch; the losses of all are pooled.
     opt = AdaQN(model.parameters(), monitor=Monitor(model, loss_fn, batch(64)))
     for step in range(steps + 1):
         opt.zero_grad()
@@ -47,11 +47,11 @@ def main(steps: int) -> None:
         loss.backward()
         opt.step()
         if step % 50 == 0 and dist.get_rank() == 0:
-            print(f"step {step}: loss {loss.item():.4f}, {opt.stats.stored} pairs stored")
+            print(f"step {step}: loss {loss.item():.4f}, {opt.stats.rejected} cycles rejected")
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=200, help="(default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=200, help="number of steps (default: %(default)s)")
     main(parser.parse_args().steps)

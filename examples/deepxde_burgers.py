@@ -4,8 +4,8 @@
 
 python examples/deepxde_burgers.py [folder] [--steps 40] [--points 1000]
 
-DeepXDE takes any optimizer of PyTorch: ``model.compile(opt)``. One of its iterations is one ``opt.step``, here of up to
-25 iterations of L-BFGS. It may be killed at any moment and restarted.
+DeepXDE accepts any PyTorch optimizer: ``model.compile(opt)``. One of its iterations is one ``opt.step``, here up to 25
+iterations of L-BFGS. The run may be killed at any moment and restarted.
 """
 
 import argparse
@@ -19,17 +19,17 @@ import numpy as np
 
 from adaqn import LBFGS
 
-VISCOSITY = 0.05 / np.pi  # 0.01 / π, the usual one, has a shock that needs many more points
+VISCOSITY = 0.05 / np.pi  # the usual 0.01 / π has a shock that needs many more points
 
 
 def equation(x, u):
-    """Its residual."""
+    """The residual."""
     u_x, u_t = dde.grad.jacobian(u, x, i=0, j=0), dde.grad.jacobian(u, x, i=0, j=1)
     return u_t + u * u_x - VISCOSITY * dde.grad.hessian(u, x, i=0, j=0)
 
 
 def exact(points):
-    """The solution by Cole and Hopf: a quotient of two integrals."""
+    """The Cole-Hopf solution: a quotient of two integrals."""
     eta = np.linspace(-8, 8, 401)
     y = np.pi * (points[:, :1] - np.sqrt(4 * VISCOSITY * points[:, 1:]) * eta)
     weights = np.exp(-(eta**2) - np.cos(y) / (2 * np.pi * VISCOSITY))
@@ -73,8 +73,8 @@ def main(folder: str, steps: int, points: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    about = "where checkpoints lie; started again, the run resumes from them (default: %(default)s)"
+    about = "folder for checkpoints; if there are any, the run resumes from them (default: %(default)s)"
     parser.add_argument("folder", nargs="?", default="examples-output/deepxde_burgers", help=about)
     parser.add_argument("--steps", type=int, default=40, help="of up to 25 iterations each (default: %(default)s)")
-    parser.add_argument("--points", type=int, default=1000, help="where the equation is to hold (default: %(default)s)")
+    parser.add_argument("--points", type=int, default=1000, help="number of interior points (default: %(default)s)")
     main(**vars(parser.parse_args()))

@@ -1,13 +1,14 @@
-"""AdaQN under FSDP2 (fully_shard), with checkpoints that any number of processes can go on from.
+"""AdaQN under FSDP2 (fully_shard), with checkpoints that any number of processes can resume.
 
 torchrun --nproc-per-node 2 examples/fsdp2.py [folder] [--steps 200]
 
 Without torchrun it runs in one process.
 
-Started again after it was killed, it goes on from the last checkpoint; with another number of processes, too.
+After a kill it resumes from the last checkpoint, also with a different number of processes.
 """
 
 import argparse
+import hashlib
 import os
 from pathlib import Path
 
@@ -22,30 +23,49 @@ from torch.distributed.fsdp import fully_shard
 from adaqn import AdaQN, Monitor
 
 SAVE_EVERY = 50
+SUMS = "SHA256SUMS"
+"""Checksums of a checkpoint: torch.distributed.checkpoint has none, and would silently load a flipped bit."""
 
 
 def join() -> None:
-    """The processes that torchrun has started; without it this one alone."""
+    """Join the processes that torchrun has started, or run as one process."""
     if "RANK" in os.environ:
         dist.init_process_group()  # gloo without GPUs, NCCL with them
     else:
         dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
 
 
+def checksums(checkpoint: Path) -> str:
+    """In the format of sha256sum: ``sha256sum -c SHA256SUMS`` checks them."""
+    files = sorted(path for path in checkpoint.iterdir() if SUMS not in path.name)
+    return "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files)
+
+
+def check(checkpoint: Path) -> None:
+    if (checkpoint / SUMS).read_bytes() != checksums(checkpoint).encode():
+        raise SystemExit(f"{checkpoint} is damaged: delete it, and the run goes on from the checkpoint before")
+
+
 def load_newest(folder: Path, model: nn.Module, opt: AdaQN) -> None:
-    complete = [path.parent for path in folder.glob("*/.metadata")]  # is written last
+    complete = [path.parent for path in folder.glob(f"*/{SUMS}") if path.parent.name.isdecimal()]  # written last
     if complete:
-        weights, state = get_state_dict(model, opt)
-        # H0's matrices are of the rows that a process has. Another number of processes finds none: H0 begins again.
-        planner = DefaultLoadPlanner(allow_partial_load=True)
         newest = max(complete, key=lambda path: int(path.name))
+        check(newest)
+        weights, state = get_state_dict(model, opt)
+        # H0's matrices belong to the rows of a process. With a different number of processes H0 starts again.
+        planner = DefaultLoadPlanner(allow_partial_load=True)
         dcp.load({"model": weights, "optimizer": state}, checkpoint_id=newest, planner=planner)
         set_state_dict(model, opt, model_state_dict=weights, optim_state_dict=state)
 
 
 def save(folder: Path, model: nn.Module, opt: AdaQN) -> None:
     weights, state = get_state_dict(model, opt)
-    dcp.save({"model": weights, "optimizer": state}, checkpoint_id=folder / str(opt.stats.steps))
+    checkpoint = folder / str(opt.stats.steps)
+    dcp.save({"model": weights, "optimizer": state}, checkpoint_id=checkpoint)
+    if dist.get_rank() == 0:  # dcp.save has returned, so the files of all processes are there
+        half = checkpoint / f".{SUMS}.tmp"
+        half.write_text(checksums(checkpoint))
+        half.replace(checkpoint / SUMS)
 
 
 def main(folder: Path, steps: int) -> None:
@@ -66,7 +86,7 @@ def main(folder: Path, steps: int) -> None:
         x = torch.randn(size, 20, generator=generator)
         return x.to(device), torch.sin(x.sum(1, keepdim=True)).to(device)
 
-    # After fully_shard, so that the optimizer sees the sharded parameters.
+    # After fully_shard, so that the optimizer gets the sharded parameters.
     opt = AdaQN(model.parameters(), monitor=Monitor(model, loss_fn, batch(0, 64)))
     load_newest(folder, model, opt)
     if dist.get_rank() == 0:
@@ -80,14 +100,14 @@ def main(folder: Path, steps: int) -> None:
         if opt.stats.steps % SAVE_EVERY == 0:
             save(folder, model, opt)
             if dist.get_rank() == 0:
-                stored = opt.stats.stored
-                print(f"step {opt.stats.steps}: loss {loss.item():.4f}, {stored} pairs stored", flush=True)
+                rejected = opt.stats.rejected
+                print(f"step {opt.stats.steps}: loss {loss.item():.4f}, {rejected} cycles rejected", flush=True)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    about = "where checkpoints lie; started again, the run resumes from them (default: %(default)s)"
+    about = "folder for checkpoints; if there are any, the run resumes from them (default: %(default)s)"
     parser.add_argument("folder", nargs="?", type=Path, default="examples-output/fsdp2", help=about)
-    parser.add_argument("--steps", type=int, default=200, help="in all (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=200, help="total number of steps (default: %(default)s)")
     main(**vars(parser.parse_args()))

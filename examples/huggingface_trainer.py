@@ -17,7 +17,7 @@ COMPLETE = "complete"
 
 
 class Counting(Dataset):
-    """Sequences that count upwards from somewhere, modulo 32."""
+    """Sequences that count upwards, modulo 32."""
 
     def __len__(self) -> int:
         return 256
@@ -28,7 +28,7 @@ class Counting(Dataset):
 
 
 class Marking(TrainerCallback):
-    """A checkpoint is a folder, and a kill may leave it incomplete: mark those that are complete."""
+    """Mark complete checkpoints: a checkpoint is a folder, and a kill may leave it incomplete."""
 
     def on_save(self, args, state, control, **kwargs) -> None:
         Path(args.output_dir, f"checkpoint-{state.global_step}", COMPLETE).touch()
@@ -69,6 +69,6 @@ def main(folder: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    about = "where checkpoints lie; started again, the run resumes from them (default: %(default)s)"
+    about = "folder for checkpoints; if there are any, the run resumes from them (default: %(default)s)"
     parser.add_argument("folder", nargs="?", default="examples-output/huggingface_trainer", help=about)
     main(parser.parse_args().folder)

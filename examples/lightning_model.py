@@ -1,4 +1,4 @@
-"""AdaQN in Lightning, with automatic optimization; killed and restarted, it resumes from its last epoch.
+"""AdaQN in Lightning, with automatic optimization. After a kill it resumes from the last complete epoch.
 
 python examples/lightning_model.py [folder]
 """
@@ -35,8 +35,8 @@ class Regression(LightningModule):
         return loss
 
     def on_train_epoch_end(self) -> None:
-        loss, pairs = self.trainer.callback_metrics["loss"].item(), self.optimizers().optimizer.stats.stored
-        print(f"epoch {self.current_epoch}: loss {loss!r}, {pairs} pairs stored", flush=True)
+        loss, stats = self.trainer.callback_metrics["loss"].item(), self.optimizers().optimizer.stats
+        print(f"epoch {self.current_epoch}: loss {loss!r}, {stats.rejected} cycles rejected", flush=True)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return AdaQN(self.parameters())
@@ -68,6 +68,6 @@ def main(folder: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    about = "where checkpoints lie; started again, the run resumes from them (default: %(default)s)"
+    about = "folder for checkpoints; if there are any, the run resumes from them (default: %(default)s)"
     parser.add_argument("folder", nargs="?", default="examples-output/lightning_model", help=about)
     main(parser.parse_args().folder)

@@ -1,4 +1,4 @@
-"""AdaQN with autocast: bfloat16 as it is, float16 with a GradScaler.
+"""AdaQN with autocast: bfloat16, or float16 with a GradScaler.
 
 python examples/mixed_precision.py [folder] [--precision float16]
 """
@@ -13,7 +13,7 @@ from adaqn import AdaQN, Monitor
 def main(folder: str, precision: str) -> None:
     dtype = {"float16": torch.float16, "bfloat16": torch.bfloat16}[precision]
     model, inputs, targets = problem()
-    # The parameters are float32, and so are the optimizer's history and the monitor (its autocast= would change that).
+    # Parameters, optimizer state and monitor are float32 (Monitor(autocast=...) changes the monitor).
     opt = AdaQN(model.parameters(), monitor=Monitor(model, nn.MSELoss(), (inputs[:128], targets[:128])))
     scaler = torch.amp.GradScaler("cpu", enabled=dtype == torch.float16)
     for step in range(resume(folder, model=model, optimizer=opt, scaler=scaler), STEPS):

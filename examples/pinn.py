@@ -4,7 +4,7 @@
 
 python examples/pinn.py [folder] [--steps 40] [--points 1000]
 
-It may be killed at any moment and restarted. The error is relative to the exact solution, in the L2 norm.
+The run may be killed at any moment and restarted. The error is the relative L2 error.
 """
 
 import argparse
@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from adaqn import LBFGS
 
-VISCOSITY = 0.05 / math.pi  # 0.01 / π, the usual one, has a shock that needs many more points
+VISCOSITY = 0.05 / math.pi  # the usual 0.01 / π has a shock that needs many more points
 
 
 def residual(net: nn.Module, x: Tensor, t: Tensor) -> Tensor:
-    """How far the network is from solving the equation at each point."""
+    """The residual of the equation at each point."""
     x, t = x.requires_grad_(), t.requires_grad_()
     u = net(torch.cat([x, t], 1))
     u_x, u_t = torch.autograd.grad(u.sum(), (x, t), create_graph=True)
@@ -30,7 +30,7 @@ def residual(net: nn.Module, x: Tensor, t: Tensor) -> Tensor:
 
 
 def exact(x: Tensor, t: Tensor) -> Tensor:
-    """The solution by Cole and Hopf: a quotient of two integrals."""
+    """The Cole-Hopf solution: a quotient of two integrals."""
     eta = torch.linspace(-8, 8, 401, dtype=torch.float64)
     y = math.pi * (x.double() - (4 * VISCOSITY * t.double()).sqrt() * eta)
     weights = torch.exp(-(eta**2) - y.cos() / (2 * math.pi * VISCOSITY))
@@ -41,8 +41,8 @@ def main(folder: str, steps: int, points: int) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(2, 30), nn.Tanh(), nn.Linear(30, 30), nn.Tanh(), nn.Linear(30, 30), nn.Tanh())
     net.append(nn.Linear(30, 1))
-    x, t = 2 * torch.rand(points, 1) - 1, torch.rand(points, 1)  # where the equation holds
-    ends = torch.cat([torch.randint(2, (100, 1)) * 2.0 - 1, torch.rand(100, 1)], 1)  # where u is zero
+    x, t = 2 * torch.rand(points, 1) - 1, torch.rand(points, 1)  # interior points
+    ends = torch.cat([torch.randint(2, (100, 1)) * 2.0 - 1, torch.rand(100, 1)], 1)  # boundary points, where u = 0
     start = torch.cat([torch.linspace(-1, 1, 100)[:, None], torch.zeros(100, 1)], 1)
     grid = torch.cartesian_prod(torch.linspace(-1, 1, 101), torch.linspace(0, 1, 51))
     solution = exact(grid[:, :1], grid[:, 1:])
@@ -66,9 +66,9 @@ def main(folder: str, steps: int, points: int) -> None:
         print(f"resumed after {first} of {steps} steps from {path}: delete it to start over")
     path.parent.mkdir(parents=True, exist_ok=True)
     for step in range(first, steps):
-        opt.step(closure)  # up to 25 iterations; a checkpoint belongs between two steps
+        opt.step(closure)  # up to 25 iterations; save between two steps
         torch.save({"net": net.state_dict(), "optimizer": opt.state_dict(), "step": step + 1}, path.with_suffix(".new"))
-        os.replace(path.with_suffix(".new"), path)  # as a whole: a kill never leaves half a checkpoint
+        os.replace(path.with_suffix(".new"), path)  # atomic: a kill never leaves half a checkpoint
         with torch.no_grad():
             error = torch.linalg.vector_norm(net(grid) - solution) / torch.linalg.vector_norm(solution)
         done = opt.stats
@@ -78,8 +78,8 @@ def main(folder: str, steps: int, points: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    about = "where checkpoints lie; started again, the run resumes from them (default: %(default)s)"
+    about = "folder for checkpoints; if there are any, the run resumes from them (default: %(default)s)"
     parser.add_argument("folder", nargs="?", default="examples-output/pinn", help=about)
     parser.add_argument("--steps", type=int, default=40, help="of up to 25 iterations each (default: %(default)s)")
-    parser.add_argument("--points", type=int, default=1000, help="where the equation is to hold (default: %(default)s)")
+    parser.add_argument("--points", type=int, default=1000, help="number of interior points (default: %(default)s)")
     main(**vars(parser.parse_args()))

@@ -21,7 +21,7 @@ def main(folder: str) -> None:
     torch.manual_seed(0)
     inputs = torch.randn(640, 20)
     data = TensorDataset(inputs, torch.sin(inputs.sum(1, keepdim=True)))
-    order = torch.Generator()  # of the batches; seeded per epoch, so that a resumed epoch has the same order
+    order = torch.Generator()  # seeded per epoch, so that a resumed epoch has the same order
     loader = DataLoader(data, batch_size=32, shuffle=True, generator=order)
     model = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Dropout(0.1), nn.Linear(64, 1))
     loss_fn = nn.MSELoss()
@@ -33,7 +33,7 @@ def main(folder: str) -> None:
         saved = torch.load(path, weights_only=True)
         model.load_state_dict(saved["model"])
         opt.load_state_dict(saved["optimizer"])
-        torch.set_rng_state(saved["random"])  # dropout's
+        torch.set_rng_state(saved["random"])  # for dropout
         start = saved["epoch"]
         print(f"resumed after {start} of {EPOCHS} epochs from {path}: delete it to start over")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,12 +47,12 @@ def main(folder: str) -> None:
             opt.step()
         state = {"model": model.state_dict(), "optimizer": opt.state_dict(), "random": torch.get_rng_state()}
         torch.save({**state, "epoch": epoch + 1}, path.with_suffix(".new"))
-        os.replace(path.with_suffix(".new"), path)  # as a whole: a kill never leaves half a checkpoint
-        print(f"epoch {epoch}: loss {loss.item()!r}, {opt.stats.stored} pairs stored", flush=True)
+        os.replace(path.with_suffix(".new"), path)  # atomic: a kill never leaves half a checkpoint
+        print(f"epoch {epoch}: loss {loss.item()!r}, {opt.stats.rejected} cycles rejected", flush=True)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    about = "where checkpoints lie; started again, the run resumes from them (default: %(default)s)"
+    about = "folder for checkpoints; if there are any, the run resumes from them (default: %(default)s)"
     parser.add_argument("folder", nargs="?", default="examples-output/plain", help=about)
     main(parser.parse_args().folder)

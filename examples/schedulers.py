@@ -1,4 +1,4 @@
-"""AdaQN with a scheduler of torch.optim: a warmup, then a cosine.
+"""AdaQN with schedulers of torch.optim: a warm-up, then a cosine.
 
 python examples/schedulers.py [folder]
 """

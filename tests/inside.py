@@ -71,9 +71,10 @@ def recent(opt: Any) -> list[Any]:
 
 
 def anchor_losses(opt: Any) -> Tensor | None:
-    """What the monitor returned at the anchor, while that is remembered."""
-    return opt._watch.anchor_losses
+    """What the monitor returned at the anchor, look by look, while that is remembered."""
+    known = opt._watch._at_anchor
+    return torch.cat([losses.reshape(-1) for losses in known]) if known else None
 
 
 def set_anchor_losses(opt: Any, losses: Tensor) -> None:
-    opt._watch.anchor_losses = losses
+    opt._watch._at_anchor = [losses]

@@ -17,7 +17,7 @@ SCRIPT = runpy.run_path(str(ROOT / "benchmarks" / "state_table.py"))
 def test_the_pages_have_the_table_of_today(page):
     text = page.read_text(encoding="utf-8")
     assert SCRIPT["with_table"](text) == text, "run: make memory-table"
-    assert "Measured on CPUs; CUDA and NCCL untried" in text
+    assert "measured on CPUs; CUDA and NCCL are untested" in text
 
 
 def test_the_largest_model_is_gpt2():

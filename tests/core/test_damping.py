@@ -99,7 +99,7 @@ def test_small_losses_do_not_lengthen_steps_without_bound():
             problem = NoisyValley()
             model = Vector(problem.w0)
             pairs, scaling = PairOptions(damping=damping), Adam(eps=1e-30)
-            opt = AdaQN(model.parameters(), preset="modern", pairs=pairs, reject="none", scaling=scaling)
+            opt = AdaQN(model.parameters(), preset="modern", pairs=pairs, reject="none", scaling=scaling, warm_up=0)
             before, steps = model.vector(), []
             for k in range(60):
                 model.set_gradient(problem.gradient(model.vector(), k) * factor)

@@ -20,11 +20,11 @@ OPTIONS = {
     },
     "modern": {
         "preset": "modern", "lr": 0.2, "cycle_length": (2, 4), "pairs": PairOptions(fisher_size=7, eps=0.7),
-        "reject": RejectOptions(level=1.0),
+        "reject": RejectOptions(level=1.0, first_look=0),
     },
     "kronecker": {
         "preset": "kronecker", "lr": 0.1, "cycle_length": 3, "pairs": PairOptions(fisher_size=7, eps=0.6),
-        "reject": RejectOptions(level=1.0),
+        "reject": RejectOptions(level=1.0, first_look=0),
     },
 }  # fmt: skip
 """Step sizes and tests such that cycles are stored, skipped and rejected."""

@@ -83,8 +83,7 @@ def kinds(*, interleaved=False):
             p.grad = placed(start + 0.3 * noise, dim)
         opt.step()
     held = sum(t.numel() * t.element_size() for t in inside.held(opt))
-    one = inside.state(opt).anchor  # more while a pair is damped
-    return [problem.whole(p) for p in params], opt.state_size() - held - one.numel() * one.element_size()
+    return [problem.whole(p) for p in params], opt.state_size() - held
 
 
 def several():

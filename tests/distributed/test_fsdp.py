@@ -24,11 +24,12 @@ def test_the_numbers_are_those_of_one_process(count, names):
         problem.assert_same_run([each[name] for each in found], problem.outcomes(None, name, **blocks))
 
 
-def collectives_per_step(preset):
+def collectives_per_step(preset, count):
     net = problem.wrapped(problem.model(), "fsdp")
-    opt = AdaQN(net.parameters(), 0.05, preset=preset, reject="none", cycle_length=5)
+    pairs = PairOptions(memory_size=count)
+    opt = AdaQN(net.parameters(), 0.05, preset=preset, reject="none", cycle_length=5, pairs=pairs)
     problem.train(net, opt, 22)
-    assert opt.stats.pairs == 3
+    assert opt.stats.pairs == count
     x, target = problem.share(problem.data(22, problem.BATCH))
     problem.per_example(net(x), target).mean().backward()
     with counted() as calls:
@@ -37,9 +38,11 @@ def collectives_per_step(preset):
 
 
 @pytest.mark.parametrize("preset", ["modern", "kronecker"])
-def test_two_reductions_of_a_few_numbers_per_step(preset):
-    for calls in run_processes(2, collectives_per_step, preset):
+def test_two_reductions_of_a_few_numbers_per_step_and_one_without_pairs(preset):
+    for calls in run_processes(2, collectives_per_step, preset, 3):
         assert calls == [("all_reduce", 8 * (3 + 1)), ("all_reduce", 8 * 3)]
+    for calls in run_processes(2, collectives_per_step, preset, 0):
+        assert calls == [("all_reduce", 8)]
 
 
 def cycles_with_and_without_a_monitor():

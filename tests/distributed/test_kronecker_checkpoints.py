@@ -32,7 +32,7 @@ def made(kind):
     if kind == "fsdp":
         fully_shard(net[0])
         fully_shard(net)
-    return net, AdaQN(net.parameters(), LR, reject="none")
+    return net, AdaQN(net.parameters(), LR, reject="none", warm_up=0)
 
 
 def train(net, opt, start, steps):
@@ -101,7 +101,7 @@ def afresh():
     """A run whose H0 and history are forgotten in the middle, for comparison."""
     net, opt = made(None)
     train(net, opt, 0, BEFORE)
-    return train(net, AdaQN(net.parameters(), LR, reject="none"), BEFORE, AFTER)
+    return train(net, AdaQN(net.parameters(), LR, reject="none", warm_up=0), BEFORE, AFTER)
 
 
 def assert_close(losses, expected):

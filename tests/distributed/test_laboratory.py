@@ -14,7 +14,7 @@ import torch
 from adaqn.experiments.commands.app import run
 from limits import LIMIT
 
-STEPS = "--steps=200"
+STEPS = "--steps=120"
 RUN = (
     "--layers=1", "--hidden=12", "--limit=12000", "--batch-size=8", "--length=20", "--evaluations=20", "--lr=0.01",
     "--monitor-size=32",

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import inside
-from adaqn import OLBFGS, AdaQN, Kronecker, Scaling, StorageOptions
+from adaqn import OLBFGS, AdaQN, Kronecker, PairOptions, Scaling, StorageOptions
 
 
 def cases(names):
@@ -39,7 +39,8 @@ def test_one_process_has_all_of_it():
 def sizes(**options):
     net = nn.Linear(100, 40)
     ddp = DistributedDataParallel(net)
-    opt = AdaQN(net.parameters(), 0.01, preset="modern", reject="none", **options)
+    pairs = PairOptions(memory_size=3)
+    opt = AdaQN(net.parameters(), 0.01, preset="modern", reject="none", pairs=pairs, **options)
     for _ in range(17):
         opt.zero_grad()
         ddp(torch.ones(3, 100)).square().mean().backward()
@@ -73,6 +74,47 @@ def test_memory_is_divided_and_only_the_weights_are_gathered():
         assert placements == "(Shard(dim=1),)"
 
 
+def saved_and_loaded():
+    """As it comes, without pairs: (the weights after eight more steps, and after the same from the saved state)."""
+
+    def made():
+        torch.manual_seed(3)
+        net = nn.Linear(8, 6)
+        return net, DistributedDataParallel(net), AdaQN(net.parameters(), reject="none", storage=problem.SHARDED)
+
+    def advance(ddp, opt, steps):
+        for k in steps:
+            opt.zero_grad()
+            ddp(torch.full((3, 8), 0.1 * k)).square().mean().backward()
+            opt.step()
+
+    net, ddp, opt = made()
+    advance(ddp, opt, range(7))
+    other, other_ddp, other_opt = made()
+    other.load_state_dict(net.state_dict())
+    other_opt.load_state_dict(opt.state_dict())
+    for one in ((ddp, opt), (other_ddp, other_opt)):
+        advance(*one, range(7, 15))
+    return net.weight.detach(), other.weight.detach()
+
+
+def test_the_default_without_pairs_is_saved_and_resumed():
+    for weights, resumed in run_processes(2, saved_and_loaded):
+        assert torch.equal(weights, resumed)
+
+
+def shares():
+    matrices = [nn.Parameter(torch.zeros(3000, 32)), *(nn.Parameter(torch.zeros(32, 32)) for _ in range(88))]
+    return AdaQN(matrices, reject="none", storage=problem.SHARDED).state_size()
+
+
+def test_shares_are_even_but_for_one_of_the_small_blocks():
+    """Blocks that are mostly factors count by their factors."""
+    one = 4 * (8 * 32 * 32 + 4 * 32 * 32)
+    least, most = sorted(run_processes(2, shares))
+    assert most - least <= one
+
+
 class Mixing(Scaling):
     """An H0 of whole matrices that does not say which blocks it has: I + 11ᵀ/n for each parameter."""
 
@@ -89,7 +131,8 @@ def runs(scaling):
     net = nn.Linear(100, 40)
     net.bias.requires_grad_(False)
     storage = problem.SHARDED if dist.is_initialized() else None
-    opt = AdaQN(net.parameters(), 0.01, scaling=scaling, reject="none", storage=storage, cycle_length=5)
+    pairs = PairOptions(memory_size=3)
+    opt = AdaQN(net.parameters(), 0.01, scaling=scaling, reject="none", storage=storage, cycle_length=5, pairs=pairs)
     announced = opt.state_size()
     for k in range(18):
         net.weight.grad = torch.randn(40, 100, generator=torch.Generator().manual_seed(k))
@@ -131,7 +174,7 @@ def several_dtypes(preset):
         nn.Parameter(torch.randn(7, dtype=torch.float32)),
     ]
     storage = StorageOptions(shard_history=True, history_dtype=torch.bfloat16)
-    opt = AdaQN(params, 0.05, preset=preset, reject="none", storage=storage)
+    opt = AdaQN(params, 0.05, preset=preset, reject="none", storage=storage, pairs=PairOptions(memory_size=3))
     for k in range(20):
         for p in params:
             p.grad = p.detach() * (1.0 + 0.1 * k)

@@ -67,7 +67,16 @@ def valley(make, steps=200, *, monitor=None, problem=None, dtype=torch.float64, 
 
 
 def healthy(steps=200, **options):
-    return valley(AdaQN, steps, **{"preset": "modern", "lr": 0.05, "monitor": Examples, **options})
+    usual = {"preset": "modern", "lr": 0.05, "monitor": Examples, "pairs": PairOptions(memory_size=3), "warm_up": 0}
+    return valley(AdaQN, steps, **{**usual, **options})
+
+
+def after_a_schedule(steps, lr, **options):
+    """A run whose steps have become short as they were meant to."""
+    opt = healthy(steps, lr=lr, **options)
+    for group in opt.param_groups:
+        group["initial_lr"] = 10 * lr
+    return opt
 
 
 def paper(steps=200, **options):
@@ -228,7 +237,13 @@ CASES = {
             r"did not change in 39 cycles.* 12\.7 at both",
             "a copy of it",
             well_as_printed,
-        )
+        ),
+        (
+            lambda: healthy(monitor=of_a_copy, pairs=PairOptions(memory_size=0)),
+            r"did not change in \d+ cycles",
+            "a copy of it",
+            well,
+        ),
     ],
     "monitor-not-finite": [
         (
@@ -278,13 +293,13 @@ CASES = {
     "steps-smallest": [
         (
             lambda: healthy(30, monitor=upside_down, cycle_length=1),
-            "rejected all the same: probably not for their length",
+            "still rejected, so probably not because of their length",
             "look at the monitor",
             well_as_printed,
         ),
         (
             lambda: healthy(200, monitor=upside_down),
-            "rejected all the same: probably not for their length",
+            "still rejected, so probably not because of their length",
             "look at the monitor",
             well_as_printed,
         ),
@@ -309,7 +324,13 @@ CASES = {
             r"none of 40 cycles rejected, .* fell in (39|40) of 40 of them, by [\d.]+ % in all",
             r"try lr=0\.0003, three times as much",
             well,
-        )
+        ),
+        (
+            lambda: healthy(500, lr=5e-3, pairs=None),
+            r"none of the last 40 cycles rejected, .* fell in (3[6-9]|40) of 40 of them, by \d\d(\.\d)? % in all",
+            r"try lr=0\.015, three times as much",
+            lambda: after_a_schedule(500, lr=5e-3, pairs=None),
+        ),
     ],
     "skipped-small": [
         (
@@ -326,7 +347,7 @@ CASES = {
         ),
         (
             lambda: healthy(pairs=PairOptions(test=lambda *_: False)),
-            "your test of pairs turned them down",
+            "your test rejected them",
             "ss, sy and yy",
             well,
         ),
@@ -533,6 +554,16 @@ def test_a_healthy_run_has_nothing_to_change(preset):
     assert "200 steps, 40 cycles with 39 stored, 0 skipped and 0 rejected" in found.summary[0]
 
 
+@pytest.mark.parametrize("preset", ["modern", "kronecker"])
+def test_nobody_misses_pairs_that_were_not_asked_for(preset):
+    opt = healthy(600, preset=preset, lr=0.03, pairs=None)
+    found = opt.explain()
+    assert opt.stats.stored == 0
+    assert found.findings == ()
+    assert re.search(r"120 cycles with \d rejected; no pairs are kept", found.summary[0])
+    assert re.fullmatch(r"the last 40 cycles: \d\d kept(, \d rejected)?", found.summary[1])
+
+
 def test_what_is_to_be_large_may_grow():
     found = healthy(problem=Ascent(), monitor=upside_down, maximize=True).explain()
     assert found.findings == ()
@@ -604,9 +635,10 @@ def test_it_prints_nothing_by_itself(capsys):
 def test_after_loading_a_state_the_totals_are_known_and_the_new_cycles_and_it_says_so():
     problem = NoisyValley()
     model = Vector(problem.w0)
-    opt = AdaQN(model.parameters(), preset="modern", lr=0.05, monitor=Examples(problem, model))
+    options = {"preset": "modern", "lr": 0.05, "monitor": Examples(problem, model), "pairs": PairOptions(memory_size=3)}
+    opt = AdaQN(model.parameters(), **options)
     run(opt, model, problem, range(100))
-    other = AdaQN(model.parameters(), preset="modern", lr=0.05, monitor=Examples(problem, model))
+    other = AdaQN(model.parameters(), **options)
     other.load_state_dict(copy.deepcopy(opt.state_dict()))
     assert not any(name.startswith("recent") for entry in opt.state_dict()["state"].values() for name in entry)
     run(other, model, problem, range(100, 110))

@@ -211,3 +211,28 @@ def test_a_gradient_whose_square_overflows_is_finite(make, scaling):
     problem.run(opt, 1)
     assert "not finite" not in opt.stats.reason
     assert opt.stats.loss < 1e-3 * before
+
+
+@pytest.mark.parametrize("max_iter", [1, 4])
+@pytest.mark.parametrize("scaling", ["identity", "kronecker_secant"])
+def test_no_step_without_a_search_leads_to_weights_that_are_not_finite(max_iter, scaling):
+    """What a parameter of half precision cannot hold: one huge gradient behind a pair, then the right ones again."""
+    w = nn.Parameter(torch.linspace(1.0, 2.0, 6).half())
+    opt = adaqn.LBFGS([w], lr=0.5, line_search_fn=None, max_iter=max_iter, scaling=scaling)
+
+    def closure(factor=1e-3):
+        w.grad = w.detach() * factor
+        return 5e-4 * w.detach().double().square().sum()
+
+    for _ in range(4 // max_iter):
+        opt.step(closure)
+    before = w.detach().clone()
+    with pytest.warns(UserWarning, match="the step leads to weights that are not finite, so they stay as they are"):
+        opt.step(lambda: closure(1e3))
+    assert torch.equal(w.detach(), before)
+    assert (opt.stats.nonfinite, opt.stats.pairs) == (1, 0)
+    for _ in range(4):
+        opt.step(closure)
+    assert opt.stats.nonfinite == 1
+    assert 0.0 < w.detach().norm() < before.norm()
+    assert opt.stats.stored > 0

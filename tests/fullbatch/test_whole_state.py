@@ -10,6 +10,7 @@ from torch import nn
 
 import adaqn
 import inside
+from drawn import is_same
 from fullbatch.problems import EVERY_SEARCH, network, plain, valley
 from oracles import assert_same
 
@@ -50,6 +51,24 @@ def test_a_run_resumes_bit_for_bit(search, scaling, several):
     assert torch.equal(path, again)
     assert opt.stats == other.stats
     assert opt.stats.pairs > 0
+
+
+def test_averages_that_overflowed_are_taken_over_as_they_are():
+    """Those of gradients of 1e30 are no numbers in float32, which is not the same as not being there."""
+    a, b = network().model.float(), network().model.float()
+    opt, other = (adaqn.LBFGS(model.parameters(), scaling="kronecker", max_iter=2) for model in (a, b))
+
+    def closure(factor):
+        for p in a.parameters():
+            p.grad = p.detach() * factor
+        return sum(0.5 * p.detach().double().square().sum() for p in a.parameters())
+
+    for factor in (1.0, 1e30, 1.0):
+        opt.step(lambda factor=factor: closure(factor))
+    averages = [t for entry in opt.state_dict()["state"].values() for n, t in entry.items() if n.endswith("_average")]
+    assert any(t.isnan().any() for t in averages)
+    other.load_state_dict(saved_and_loaded(opt.state_dict()))
+    assert is_same(opt.state_dict()["state"], other.state_dict()["state"])
 
 
 @pytest.mark.parametrize("search", ["hager_zhang", None])

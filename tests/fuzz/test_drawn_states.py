@@ -104,13 +104,14 @@ def test_many_drawn_states_are_loaded_exactly_or_change_nothing(method, record_p
 
 
 @EVERY
-@pytest.mark.parametrize("lr", ["abc", None, float("nan"), -1.0, torch.ones((), device="meta")], ids=str)
-def test_an_lr_that_no_step_can_go_by_is_refused_when_it_is_loaded(method, lr):
+def test_an_lr_that_no_step_can_go_by_is_refused_when_it_is_loaded(method):
     trained = Trained(method)
-    state = copy.deepcopy(trained.state)
-    state["param_groups"][0]["lr"] = lr
-    with pytest.raises(ValueError, match=r"param groups of the saved state.*lr"):
-        trained.opt.load_state_dict(state)
+    for lr in ("abc", None, float("nan"), -1.0, torch.ones((), device="meta")):
+        state = copy.deepcopy(trained.state)
+        state["param_groups"][0]["lr"] = lr
+        with pytest.raises(ValueError, match=r"param groups of the saved state.*lr"):
+            trained.opt.load_state_dict(state)
+        assert trained.is_unchanged(), lr
     del state["param_groups"][0]["lr"]
     with pytest.raises(ValueError, match="param group 0 of the saved state has no 'lr'"):
         trained.opt.load_state_dict(state)

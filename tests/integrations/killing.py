@@ -1,5 +1,6 @@
 """Examples as a user starts them: as they are, or with a folder, killed in the middle and started again."""
 
+import multiprocessing as mp
 import os
 import re
 import runpy
@@ -11,10 +12,13 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+import torch
 
 from limits import LIMIT
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+CONTEXT = mp.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["torch", "adaqn", "adaqn.integrations"])
 REPORT = re.compile(r"^(.*?): loss (\S+?)(?:,.*)?$", re.M)
 
 
@@ -23,26 +27,43 @@ def losses(output):
     return dict(REPORT.findall(output))
 
 
-def start(example, *arguments):
+def started(example, *arguments):
+    """(The process, what it prints), as a user starts it."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, str(EXAMPLES / example), *map(str, arguments)]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    return process, process.stdout
 
 
-def run_killed(example, *arguments, after=3):
+def forked(example, *arguments):
+    """The same from a process that has torch loaded: most of a start is that."""
+    reader, writer = CONTEXT.Pipe(duplex=False)
+    process = CONTEXT.Process(target=_become, args=(example, [str(a) for a in arguments], writer), daemon=True)
+    process.start()
+    writer.close()
+    return process, open(os.dup(reader.fileno()), encoding="utf-8")
+
+
+def _become(example, arguments, writer):
+    os.dup2(writer.fileno(), 1)
+    torch.set_num_threads(1)
+    sys.argv = [example, *arguments]
+    sys.path.insert(0, str(EXAMPLES))
+    runpy.run_path(str(EXAMPLES / example), run_name="__main__")
+
+
+def run_killed(how, example, *arguments, after=3):
     """SIGKILL as soon as it has reported so often, each time with a checkpoint on disk."""
-    process = start(example, *arguments)
+    process, lines = how(example, *arguments)
     seen = ""
-    try:
-        for line in process.stdout:
+    with lines:
+        for line in lines:
             seen += line
-            if len(losses(seen)) >= after:
-                break
-    finally:
-        process.kill()
-        rest, errors = process.communicate(timeout=LIMIT)
-    assert process.returncode == -signal.SIGKILL, errors[-3000:]
-    return losses(seen + rest)
+            if len(losses(seen)) == after:
+                process.kill()
+    code = process.wait(LIMIT) if how is started else (process.join(LIMIT), process.exitcode)[1]
+    assert code == -signal.SIGKILL, seen
+    return losses(seen)
 
 
 def run_here(example, *arguments, capsys):
@@ -75,13 +96,13 @@ def assert_says_how_to_start(example, capsys):
     assert "(default: " in said
 
 
-def assert_goes_on_with_the_same_numbers(example, folder, *options, capsys):
+def assert_goes_on_with_the_same_numbers(example, folder, *options, capsys, how=started):
     """Started without a folder, and killed in one that is named; returns where both have saved."""
     killed, undisturbed = folder / "killed", folder / "examples-output" / Path(example).stem
     assert_says_how_to_start(example, capsys)
     with within(folder):
         expected = run_here(example, *options, capsys=capsys)
-    before = run_killed(example, killed, *options)
+    before = run_killed(how, example, killed, *options)
     after = run_here(example, killed, *options, capsys=capsys)
     assert len(before) < len(expected)
     assert 0 < len(after) < len(expected), "it began anew"

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from killing import EXAMPLES, assert_goes_on_with_the_same_numbers
+from killing import EXAMPLES, assert_goes_on_with_the_same_numbers, forked, started
 from safetensors.torch import load_file
 
 from oracles import assert_same
@@ -42,7 +42,8 @@ def loaded(path):
 @pytest.mark.parametrize("example", [*ALONE, COMPILED], ids=" ".join)
 def test_torch_alone(example, tmp_path, capsys):
     name, *options = example
-    folders = assert_goes_on_with_the_same_numbers(name, tmp_path, *options, capsys=capsys)
+    how = started if name in ("plain.py", "compiled.py") else forked
+    folders = assert_goes_on_with_the_same_numbers(name, tmp_path, *options, capsys=capsys, how=how)
     assert_same(*(loaded(folder / "checkpoint.pt") for folder in folders))
 
 

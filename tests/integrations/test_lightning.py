@@ -47,7 +47,7 @@ def test_it_is_the_plain_loop():
             nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
             expected.step()
     assert opt.stats == expected.stats
-    assert opt.stats.stored > 0
+    assert opt.stats.cycles > 3
     assert torch.equal(weights(module), weights(plain))
 
 

@@ -72,6 +72,7 @@ FISHER_ON_CPU = {
     "pairs": replace(PAIRS, curvature=AccumulatedFisher(6, batch_size=4)),
     "storage": StorageOptions(fisher_device="cpu"),
 }
+SOME_PAIRS = {"pairs": PairOptions(memory_size=3), "warm_up": 0}
 PAIRED = {"reject": RejectOptions(test="paired", window=3), "monitor": FixedLosses()}
 
 OPTIMIZERS = [
@@ -93,7 +94,8 @@ OPTIMIZERS = [
     OptimizerInfo("adaqn-default", AdaQN, {"lr": 0.02, "monitor": FixedLosses()}),
     OptimizerInfo("adaqn-auto", AdaQN, {**BASE, "cycle_length": "auto"}),
     OptimizerInfo("adaqn-paired", AdaQN, {**BASE, **PAIRED}),
-    OptimizerInfo("adaqn-modern", AdaQN, {"preset": "modern", "lr": 0.02, "monitor": FixedLosses()}),
+    OptimizerInfo("adaqn-modern", AdaQN, {"preset": "modern", "lr": 0.02, "monitor": FixedLosses(), **SOME_PAIRS}),
+    OptimizerInfo("adaqn-default-pairs", AdaQN, {"lr": 0.02, "monitor": FixedLosses(), **SOME_PAIRS}),
     OptimizerInfo("olbfgs", OLBFGS, {"lr": 0.1, "memory_size": 4, "regularisation": 0.1}, monitored=False),
     OptimizerInfo("res", RES, {"lr": 0.1, "memory_size": 4, "delta": 0.1}, monitored=False),
     OptimizerInfo("sdlbfgs", SdLBFGS, {"lr": 0.1, "memory_size": 4, "decay_steps": 500.0}, monitored=False),

@@ -28,6 +28,7 @@ from oracles import Vector, quiet
         ({"lr": math.inf}, ValueError, "lr must be.*got inf"),
         ({"lr": torch.tensor(-1.0)}, ValueError, "lr must be"),
         ({"lr": torch.tensor([0.1, 0.2])}, ValueError, r"Tensor lr must be 1-element.*\(2,\)"),
+        ({"lr": torch.tensor(1j)}, TypeError, "lr must be a number, got a tensor of torch.complex64"),
         ({"weight_decay": -1.0}, ValueError, r"weight_decay must be.*got -1\.0"),
         ({"cycle_length": 0}, ValueError, "cycle_length must be at least 1, got 0"),
         ({"cycle_length": 2.5}, TypeError, r"cycle_length must be.*got 2\.5"),
@@ -54,7 +55,7 @@ def test_options(options, error, message):
 @pytest.mark.parametrize(
     "part, fields, error, message",
     [
-        ("pairs", {"memory_size": 0}, ValueError, "memory_size must be at least 1, got 0"),
+        ("pairs", {"memory_size": -1}, ValueError, "memory_size must be at least 0, got -1"),
         ("pairs", {"memory_size": True}, TypeError, "memory_size must be a whole number"),
         ("pairs", {"fisher_size": -3}, ValueError, "fisher_size must be at least 1, got -3"),
         ("pairs", {"eps": -1e-4}, ValueError, r"eps of the curvature test must be.*got -0\.0001"),
@@ -62,6 +63,7 @@ def test_options(options, error, message):
         ("pairs", {"eps": "small"}, TypeError, "eps of the curvature test must be a number, got 'small'"),
         ("pairs", {"anchor_patience": -1}, ValueError, "anchor_patience must be at least 0, got -1"),
         ("pairs", {"curvature": "hessian"}, ValueError, "curvature must be one of.*got 'hessian'"),
+        ("pairs", {"curvature": 5, "memory_size": 3}, TypeError, "curvature must be a name or a Curvature, got 5"),
         ("pairs", {"test": "angle"}, ValueError, "test must be one of.*'scale_free'"),
         ("pairs", {"test": 5}, TypeError, "test must be a name or a function, got 5"),
         ("pairs", {"direction": "newton"}, ValueError, "direction must be one of.*'gram'"),
@@ -80,6 +82,8 @@ def test_options(options, error, message):
         ("reject", {"window": 2.5}, TypeError, r"window must be a whole number, got 2\.5"),
         ("storage", {"history_dtype": torch.float16}, ValueError, "history_dtype must be.*got torch.float16"),
         ("storage", {"master_weights": "yes"}, TypeError, "master_weights must be True or False, got 'yes'"),
+        ("storage", {"fisher_device": 5}, ValueError, "fisher_device must be a device such as 'cpu', got 5"),
+        ("storage", {"fisher_device": "abacus"}, ValueError, "fisher_device must be a device.*got 'abacus'"),
         ("storage", {"fisher_dtype": torch.int8}, ValueError, "fisher_dtype must be.*got torch.int8"),
     ],
     ids=lambda value: "-".join(map(str, value)) if isinstance(value, dict) else "",

@@ -1,6 +1,7 @@
 """What every optimizer of the table must do; modelled on torch's own OptimizerInfo tests."""
 
 import copy
+import gc
 import io
 import pickle
 
@@ -42,6 +43,9 @@ def test_stored_pairs_curve_upwards_and_change_the_step(info: OptimizerInfo):
     opt = info(model.parameters())
     run(opt, model, problem, range(30))
     pairs = inside.pairs(opt)
+    if inside.method(opt).memory_size == 0:
+        assert len(pairs) == opt.stats.pairs == opt.stats.stored == 0
+        return
     assert len(pairs) == opt.stats.pairs >= 3
     assert all(s.double() @ y.double() > 0 for s, y in pairs)
     g = problem.gradient(model.vector(), 30)
@@ -52,18 +56,20 @@ def test_stored_pairs_curve_upwards_and_change_the_step(info: OptimizerInfo):
 @EVERY
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_resume_is_bit_for_bit_at_every_step_of_a_cycle(info: OptimizerInfo, dtype):
-    problem = NoisyValley()
-    for stop in range(13, 17):
-        model = Vector(problem.w0).to(dtype)
-        opt = info(model.parameters())
-        run(opt, model, problem, range(stop))
+    problem, end, saved, path = NoisyValley(), 28, {}, []
+    model = Vector(problem.w0).to(dtype)
+    opt = info(model.parameters())
+    for k in range(end):
+        if 13 <= k < 17:
+            saved[k] = saved_and_loaded(model.state_dict()), saved_and_loaded(opt.state_dict()), opt.stats
+        path.append(run(opt, model, problem, range(k, k + 1)))
+    for stop, (weights, state, stats) in saved.items():
         resumed = Vector(problem.w0).to(dtype)
-        resumed.load_state_dict(saved_and_loaded(model.state_dict()))
+        resumed.load_state_dict(weights)
         other = info(resumed.parameters())
-        other.load_state_dict(saved_and_loaded(opt.state_dict()))
-        assert other.stats == opt.stats
-        expected = run(opt, model, problem, range(stop, stop + 20))
-        assert torch.equal(run(other, resumed, problem, range(stop, stop + 20)), expected)
+        other.load_state_dict(state)
+        assert other.stats == stats
+        assert torch.equal(run(other, resumed, problem, range(stop, end)), torch.cat(path[stop:]))
         assert other.stats == opt.stats
 
 
@@ -205,7 +211,7 @@ def test_state_is_as_large_as_announced(info: OptimizerInfo):
     announced = opt.state_size()
     run_on_noise(opt, model, 20)
     held = inside.held(opt)
-    if isinstance(inside.method(opt).repair, TowardsH0):
+    if isinstance(inside.method(opt).repair, TowardsH0) and inside.method(opt).memory_size:
         held.append(held[0])  # H0⁻¹s, while a pair is damped
     assert announced == sum(t.numel() * t.element_size() for t in held) == opt.state_size()
 
@@ -223,9 +229,7 @@ def test_lr_zero_changes_nothing_but_is_a_step(info: OptimizerInfo):
 @pytest.mark.filterwarnings("ignore:50 cycles in a row")
 @EVERY
 def test_memory_stays_flat_and_no_graph_is_kept(info: OptimizerInfo):
-    """500 steps on a model: no more tensors alive at the end than after the first cycles."""
-    import gc
-
+    """150 steps on a model: no more tensors alive at the end than after the first cycles."""
     net = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 1))
     opt = info(net.parameters())
 
@@ -234,7 +238,8 @@ def test_memory_stays_flat_and_no_graph_is_kept(info: OptimizerInfo):
         return sum(issubclass(type(o), torch.Tensor) for o in gc.get_objects())
 
     counts = []
-    for k in range(500):
+    gc.freeze()  # what was there before need not be looked at
+    for k in range(150):
         x = torch.randn(4, 5)
 
         def fill(x=x):
@@ -242,9 +247,10 @@ def test_memory_stays_flat_and_no_graph_is_kept(info: OptimizerInfo):
             net(x).pow(2).mean().backward()
 
         take_step(opt, fill)
-        if k in (40, 499):
+        if k in (40, 149):
             counts.append(alive())
-    assert counts[1] <= counts[0]
+    gc.unfreeze()
+    assert 0 < counts[1] <= counts[0]
     assert all(t.grad_fn is None and not t.requires_grad for t in inside.buffers(opt).values())
 
 

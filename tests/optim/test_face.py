@@ -98,7 +98,8 @@ def test_none_means_not_given_everywhere():
         model = Vector(problem.w0)
         opt = AdaQN(model.parameters(), **{**options, "monitor": lambda m=model: problem.loss(m.vector())})
         paths.append(run(opt, model, problem, range(40)))
-        assert opt.stats.stored > 0
+        assert opt.stats.cycles == 8
+        assert opt.stats.stored == 0
     assert torch.equal(paths[0], paths[1])
     assert torch.equal(paths[0], paths[2])
 
@@ -225,6 +226,12 @@ def test_a_name_of_before_says_what_to_write_and_that_works(name):
         assert (found["pairs"].curvature.rows, found["pairs"].curvature.batch_size) == (50, value)
     else:
         assert found == now
+
+
+@pytest.mark.parametrize("odd", [[], {}, None, 3])
+def test_an_odd_preset_does_not_hide_what_to_write(odd):
+    with pytest.raises(TypeError, match="AdaQN has no argument 'memory_size': write "):
+        AdaQN([torch.nn.Parameter(torch.ones(2))], preset=odd, memory_size=3)
 
 
 @pytest.mark.parametrize(

@@ -32,12 +32,14 @@ def optimizer(name, model, saved):
     if name == "paper":
         return AdaQN(model.parameters(), 0.2, monitor=monitor, preset="paper", cycle_length=3, pairs=PAIRS)
     if name == "modern":
-        return AdaQN(model.parameters(), 0.05, monitor=monitor, preset="modern", cycle_length="auto", pairs=PAIRS)
+        return AdaQN(
+            model.parameters(), 0.05, monitor=monitor, preset="modern", cycle_length="auto", pairs=PAIRS, warm_up=0
+        )
     if name == "default":
-        return AdaQN(model.parameters(), 0.05, monitor=monitor, cycle_length=3, pairs=PAIRS)
+        return AdaQN(model.parameters(), 0.05, monitor=monitor, cycle_length=3, pairs=PAIRS, warm_up=0)
     if name == "rotating":
         rotating = RotatingMonitor(model, per_example, [saved["monitored"], batches[0]])
-        return AdaQN(model.parameters(), 0.2, monitor=rotating, cycle_length=3, pairs=PAIRS)
+        return AdaQN(model.parameters(), 0.2, monitor=rotating, cycle_length=3, pairs=PAIRS, warm_up=0)
     if name == "sqn":
         curvature = HessianProduct(model, mean, batches[:2])
         return SQN(model.parameters(), 0.1, memory_size=2, cycle_length=3, curvature=curvature)

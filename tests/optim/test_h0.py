@@ -229,6 +229,27 @@ def test_a_state_with_other_sides_is_refused_and_nothing_changes():
     assert all(torch.equal(now[k], v) for k, v in before["state"][2].items() if isinstance(v, torch.Tensor))
 
 
+@pytest.mark.parametrize("theirs, ours", [(16, 8), (8, 16), (8, 4), (16, 4)])
+def test_bases_of_as_many_numbers_in_other_blocks_are_refused_and_nothing_changes(theirs, ours):
+    """Rows and columns cut into the same number of blocks have as many numbers in their bases as before."""
+
+    def made(block_size):
+        torch.manual_seed(0)
+        w = nn.Parameter(torch.ones(16, 16))
+        opt = quiet([w], scaling=Kronecker(block_size=block_size))
+        for _ in range(6):
+            w.grad = torch.randn(16, 16)
+            opt.step()
+        return opt
+
+    saved, opt = made(theirs).state_dict(), made(ours)
+    before = copy.deepcopy(opt.state_dict()["state"][0])
+    with pytest.raises(ValueError, match="block_size"):
+        opt.load_state_dict(saved)
+    now = opt.state_dict()["state"][0]
+    assert all(torch.equal(now[name], value) for name, value in before.items() if isinstance(value, torch.Tensor))
+
+
 @pytest.mark.parametrize("scaling", ["adagrad", "adam", "barzilai_borwein"])
 def test_a_state_that_was_saved_before_scalings_had_matrices_still_loads(scaling):
     old = torch.load(OLD_STATE, weights_only=True)[scaling]

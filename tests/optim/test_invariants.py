@@ -233,7 +233,11 @@ def test_a_run_with_nonfinite_gradients_is_the_run_without_them_in_cycles_that_a
     """D9: after a cycle of five with two gradients that are not finite, all is as after one of three."""
     problem = NoisyValley()
     models = Vector(problem.w0), Vector(problem.w0)
-    opts = [quiet(m.parameters(), preset=preset, lr=0.01, cycle_length=L) for m, L in zip(models, (5, 3), strict=True)]
+    pairs = PairOptions(memory_size=3)
+    opts = [
+        quiet(m.parameters(), preset=preset, lr=0.01, cycle_length=L, pairs=pairs, warm_up=0)
+        for m, L in zip(models, (5, 3), strict=True)
+    ]
     for k in range(60):
         for model, opt in zip(models, opts, strict=True):
             run(opt, model, problem, range(k, k + 1))

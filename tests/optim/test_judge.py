@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from math import nan
 
 import pytest
@@ -52,9 +52,13 @@ class Classes:
             return float(ENTROPY(self.model(self.x), self.y))
 
 
-@pytest.mark.parametrize("rotates", [False, True])
-@pytest.mark.parametrize("preset", ["kronecker", "modern"])
-@pytest.mark.parametrize("lr", [0.3, 1.0, 10.0])
+TOO_LARGE = [(0.3, "modern", True), (1.0, "kronecker", True), (10.0, "kronecker", False)]
+OTHERS = [t for t in product((0.3, 1.0, 10.0), ("kronecker", "modern"), (False, True)) if t not in TOO_LARGE]
+
+
+@pytest.mark.parametrize(
+    "lr, preset, rotates", [*TOO_LARGE, *(pytest.param(*t, marks=pytest.mark.slow) for t in OTHERS)]
+)
 def test_steps_that_are_far_too_large_still_learn(lr, preset, rotates):
     problem = Classes(lr=lr, preset=preset, rotates=rotates)
     start, later = problem.loss(), []
@@ -75,12 +79,12 @@ def test_at_a_good_step_size_nothing_is_held_back():
 
 
 @pytest.mark.filterwarnings("ignore:50 cycles in a row")
-@pytest.mark.parametrize("lr", [1e6, 1e12, 1e20])
+@pytest.mark.parametrize("lr", [*(pytest.param(lr, marks=pytest.mark.slow) for lr in (1e6, 1e12)), 1e20])
 def test_no_step_size_rejects_for_ever(lr):
     problem = Classes(lr=lr)
     start = problem.loss()
     problem.train(range(900))
-    assert problem.opt.stats.stored > 50
+    assert problem.opt.stats.cycles - problem.opt.stats.rejected > 50
     assert problem.loss() < start
 
 

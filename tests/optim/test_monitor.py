@@ -224,7 +224,8 @@ def test_buffers_that_stay_as_they_are_cost_no_second_evaluation():
         calls.append(1)
         return (output - target).square().mean(1)
 
-    opt = AdaQN(net.parameters(), 1e-4, monitor=Monitor(net, loss_fn, regression(-1, 64)))
+    monitor = Monitor(net, loss_fn, regression(-1, 64))
+    opt = AdaQN(net.parameters(), 1e-4, monitor=monitor, reject=RejectOptions(first_look=0))
     train(net, opt, range(25))
     assert opt.stats.rejected == 0
     assert len(calls) == 7  # when it was made, the start, and five cycles

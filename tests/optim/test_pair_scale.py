@@ -27,7 +27,7 @@ class Recorded:
         self.opt = AdaQN(
             [{"params": group, "lr": lr} for group, lr in zip(self.groups, lrs, strict=True)],
             monitor=adaqn.Monitor(self.model, nn.MSELoss(), (self.x, self.target)), scaling="adam", momentum=0.0,
-            cycle_length=L, reject="none", pairs=self.pairs, **options,
+            cycle_length=L, reject="none", pairs=self.pairs, warm_up=0, **options,
         )  # fmt: skip
         self.anchor, self.total, self.S, self.Y, self.lr_at = None, 0.0, [], [], []
         self.step_count = 0

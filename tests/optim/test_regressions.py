@@ -91,7 +91,7 @@ def test_numpy_is_not_needed():
         "import sys; sys.modules['numpy'] = None\n"
         "import warnings; warnings.simplefilter('ignore')\n"
         "import torch, adaqn\n"
-        "w = torch.nn.Parameter(torch.ones(3)); o = adaqn.AdaQN([w], reject='none')\n"
+        "w = torch.nn.Parameter(torch.ones(3)); o = adaqn.AdaQN([w], reject='none', preset='paper')\n"
         "for _ in range(12):\n    w.grad = w.detach() + torch.rand(3); o.step()\n"
         "print(o.stats.stored, [m for m in sys.modules if m.split('.')[0] in ('matplotlib', 'rich', 'optuna')])"
     )

@@ -10,6 +10,7 @@ import torch
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
 import inside
+from adaqn import PairOptions
 from oracles import SMALL, NoisyValley, Vector, as_printed, assert_same, quiet, run, with_history
 
 OPTIONS = {"cycle_length": 3, "pairs": SMALL}
@@ -219,3 +220,16 @@ def test_state_is_saved_as_it_is_after_a_framework_has_put_copies_in_its_place()
     run(opt, model, problem, range(23, 30))
     fisher = [entry["fisher"].reshape(len(entry["fisher"]), -1) for entry in opt.state_dict()["state"].values()]
     assert torch.equal(torch.cat(fisher, 1), inside.buffers(opt)["fisher"])
+
+
+def test_a_state_with_pairs_says_what_an_optimizer_without_them_lacks():
+    """Those of the default up to 0.2."""
+    problem = NoisyValley()
+    model = Vector(problem.w0)
+    opt = quiet(model.parameters(), preset="modern", pairs=PairOptions(memory_size=3, fisher_size=7))
+    run(opt, model, problem, range(12))
+    other = quiet(model.parameters(), preset="modern")
+    before = copy.deepcopy(other.state_dict())
+    with pytest.raises(ValueError, match=r"room for 3 pairs.*PairOptions\(memory_size=3, fisher_size=7\)"):
+        other.load_state_dict(opt.state_dict())
+    assert_same(before, other.state_dict())

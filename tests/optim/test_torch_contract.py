@@ -210,8 +210,7 @@ def test_schedulers_with_their_defaults_cycle_the_momentum(name, nesterov):
     """The momentum of a step is that of the group, by Adam's formula with a β that changes."""
     problem = NoisyValley()
     model, expected = Vector(problem.w0), Adam(problem.w0, nesterov)
-    no_pairs = PairOptions(eps=1e9, test="absolute", damping=0)
-    opt = AdaQN(model.parameters(), preset="modern", nesterov=nesterov, pairs=no_pairs, reject="none")
+    opt = AdaQN(model.parameters(), preset="modern", nesterov=nesterov, warm_up=0, reject="none")
     scheduler, group, betas = CYCLING[name](opt), opt.param_groups[0], []
     for k in range(35):
         betas.append(float(group["momentum"]))
@@ -230,7 +229,8 @@ def test_preset_modern_uses_the_momentum_of_the_group():
     paths = []
     for momentum in (None, 0.5):
         model = Vector(problem.w0)
-        opt = AdaQN(model.parameters(), preset="modern", lr=0.02, momentum=momentum, reject="none")
+        pairs = PairOptions(memory_size=3)
+        opt = AdaQN(model.parameters(), preset="modern", lr=0.02, momentum=momentum, reject="none", pairs=pairs)
         opt.param_groups[0]["momentum"] = 0.9
         paths.append(run(opt, model, problem, range(40)))
         assert opt.stats.stored > 3

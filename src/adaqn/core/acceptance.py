@@ -11,6 +11,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from adaqn.core.looks import most_lenient
+
 STEP_RECOVERY = 1.02
 """D11: what the halved step multiplier regains with every accepted cycle."""
 NONFINITE_PATIENCE = 20
@@ -97,17 +99,41 @@ class PairedTest:
         return new.dim() == 1 and new.shape == old.shape and len(new) >= 2
 
     def __call__(self, new: Tensor, old: Tensor) -> bool:
-        if not self.applies(new, old) or not math.isfinite(mean_loss(old)) or not math.isfinite(mean_loss(new)):
+        found = self._difference(new, old)
+        if found is None:
             return self.fallback(new, old)
+        mean, error, usual = found
+        rounding = ROUNDING * torch.finfo(new.dtype).eps if new.is_floating_point() else 0.0
+        return mean > rounding * usual and (mean > self.level * error or mean > (CEILING - 1.0) * usual)
+
+    def settles(self, new: Tensor, old: Tensor, share: float) -> bool:
+        """Do these losses, of that share of the examples, tell that those of all would not reject? (D35)
+
+        Where they would, that is overlooked in at most two of a hundred cycles, however much worse they are:
+        :mod:`adaqn.core.looks`. Differences that are all zero tell nothing of the other examples.
+
+        >>> old = torch.linspace(1.0, 2.0, 32)
+        >>> noise = 0.1 * torch.cos(torch.arange(32.0))
+        >>> [PairedTest(3.0).settles(old + noise + rise, old, share=0.25) for rise in (-0.02, 0.0, 0.02)]
+        [True, True, False]
+        """
+        found = self._difference(new, old)
+        if found is None:
+            return False
+        mean, error, _ = found
+        return mean <= most_lenient(share, self.level) * error and not self(new, old)
+
+    def _difference(self, new: Tensor, old: Tensor) -> tuple[float, float, float] | None:
+        """Mean and standard error of the paired differences, and the mean size of the old losses, in one unit."""
+        if not self.applies(new, old) or not math.isfinite(mean_loss(old)) or not math.isfinite(mean_loss(new)):
+            return None
         difference = new.double() - old.double()
         scale = float(difference.abs().max())
         if scale == 0.0 or not math.isfinite(scale):
-            return self.fallback(new, old)
+            return None
         difference /= scale  # squares of very large or small losses would leave the range of numbers
-        mean, error = mean_and_error(difference)
         usual = float((old.double() / scale).abs().mean())  # a mean near zero says nothing about their size
-        rounding = ROUNDING * torch.finfo(new.dtype).eps if new.is_floating_point() else 0.0
-        return mean > rounding * usual and (mean > self.level * error or mean > (CEILING - 1.0) * usual)
+        return *mean_and_error(difference), usual
 
     def has_climbed(self, new: Tensor, old: Tensor, best: tuple[float, float]) -> bool:
         """Is the loss worse than the best so far beyond noise, by cycles each of which was within it? (D23)

@@ -78,6 +78,14 @@ class Curvature:
         """Take back what ``numbers`` gave."""
 
 
+class NoCurvature(Curvature):
+    """Of a method that keeps no pairs: there is nothing to say of any cycle."""
+
+    @property
+    def is_ready(self) -> bool:
+        return False
+
+
 class AccumulatedFisher(Curvature):
     """y = (1/|F̃|) Σ g_i (g_i·s) over the last ``size`` gradients, the paper's aFIM.
 

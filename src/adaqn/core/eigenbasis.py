@@ -2,7 +2,7 @@
 
 G is a gradient as a p × q matrix, L and R are running averages of G Gᵀ and GᵀG, and Q_L and Q_R their eigenvectors.
 ``None`` in place of a basis is the identity. Each function takes one matrix or a stack of them, a tensor of
-three dimensions, and reads nothing back to the host.
+three dimensions, and reads nothing back to the host, but for :func:`is_orthonormal`, which is for loading.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from torch import Tensor
 
 ROUNDING = 128.0
 """How far above the rounding errors of a rotation the smallest root lies, in units of the dtype's precision."""
+
+ROUNDED = 1e-2
+"""How far products of a basis's columns may be from 0 and 1: well above rounding, well below numbers of another."""
 
 FLOOR = 1e-6
 """Eigenvalues below so much of the largest have eigenvectors that are made of rounding errors; what to take for their
@@ -64,11 +67,8 @@ def lift(roots: Tensor) -> Tensor:
 
 
 def add_outer(average: Tensor, g: Tensor, keep: float, add: float) -> None:
-    """average ← keep·average + add·g gᵀ, without a temporary."""
-    if average.dim() == 3:
-        average.baddbmm_(g, g.mT, beta=keep, alpha=add)
-    else:
-        average.addmm_(g, g.mT, beta=keep, alpha=add)
+    """average ← keep·average + add·g gᵀ of every matrix of a stack, without a temporary."""
+    average.baddbmm_(g, g.mT, beta=keep, alpha=add)
 
 
 def first_basis(average: Tensor) -> Tensor:
@@ -125,6 +125,12 @@ def orthonormal(matrices: Tensor) -> Tensor:
     """Q of a QR decomposition; R is not made."""
     Q: Tensor = torch.linalg.householder_product(*torch.geqrf(matrices))
     return Q
+
+
+def is_orthonormal(basis: Tensor) -> bool:
+    """Are its columns, up to what rounding may leave?"""
+    off = (basis.mT @ basis).sub_(torch.eye(len(basis), dtype=basis.dtype, device=basis.device))
+    return bool(off.abs().max() < ROUNDED)
 
 
 def carried(V: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:

@@ -11,7 +11,15 @@ from torch import Tensor
 
 from adaqn.core.blocks import BLOCK_SIZE, Block, blocks_of
 from adaqn.core.checks import at_least_one, whole
-from adaqn.core.eigenbasis import add_outer, carried_back, into_basis, lift, matrix_shape, out_of_basis
+from adaqn.core.eigenbasis import (
+    add_outer,
+    carried_back,
+    into_basis,
+    is_orthonormal,
+    lift,
+    matrix_shape,
+    out_of_basis,
+)
 from adaqn.core.scaling import Adam, decay_in_range, present_parts
 from adaqn.core.stacks import SIDES, Member, Stack, Stacks, members_of
 from adaqn.core.turning import Place, Turning
@@ -258,6 +266,11 @@ class Kronecker(Adam):
                 own[top:bottom, first:last] = carried_back(member.of(vector).contiguous(), *member.bases)
             found[name] = own
         return found
+
+    def has_bases(self, index: int) -> bool:
+        """Are the bases of a parameter orthonormal? Those of other blocks, read as if they were of these, are not."""
+        bases = [basis for member in self._members[index] for basis in member.bases if basis is not None]
+        return all(map(is_orthonormal, bases))
 
     def restart(self, index: int) -> None:
         for member in self._members[index]:

@@ -4,10 +4,12 @@ from enum import Enum
 
 
 class Outcome(Enum):
-    """The four ends of a cycle. All that is reported about a run is a count over these."""
+    """The five ends of a cycle. All that is reported about a run is a count over these."""
 
     STARTED = "started"
     """The first average: it becomes the anchor, and there is nothing yet to compare it with."""
+    KEPT = "kept"
+    """Accepted, by a method that keeps no pairs; the anchor moved."""
     STORED = "stored"
     """Accepted, and its curvature pair is in memory; the anchor moved."""
     SKIPPED = "skipped"

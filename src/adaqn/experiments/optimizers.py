@@ -20,6 +20,7 @@ from adaqn.experiments.errors import UserError
 from adaqn.experiments.problems.linear_recurrent import from_torch
 from adaqn.experiments.problems.networks import Recurrent
 from adaqn.experiments.problems.tasks import Task
+from adaqn.experiments.problems.transformer import Transformer
 from adaqn.experiments.rivals.recipe import SLICE, TORCH_LBFGS, AdamThenLBFGS
 from adaqn.experiments.rivals.vectors import Scipy, TorchMin
 
@@ -47,6 +48,11 @@ class Entry:
     """Must it see every product of a recurrent net? Then the cells are made of linear layers."""
     whole: bool = False
     """Does it search along lines, so that it needs the same batch all the time? It then has no step size to tune."""
+    decay: str = "none"
+    """Its weight decay: ``"own"`` is AdamW's, w ← (1 − lr·λ)·w; ``"added"`` goes into the gradient, so that the run
+    makes AdamW's in its place; ``"none"``."""
+    schedule_free: bool = False
+    """Are its losses those of an average that it keeps, so that a schedule has no use?"""
     blocking: bool = False
     """Does its step end only when the minimisation does? Interrupted, such a run begins anew."""
 
@@ -78,11 +84,12 @@ def _muon(named: Any, **options: Any) -> Optimizer:
         (inner if is_inner else outer).append(p)
     groups = [{"params": inner, "use_muon": True}, {"params": outer, "use_muon": False}]
     options.setdefault("adamw_lr", ADAMW_SHARE * options["lr"])  # a tuned step size must reach all parameters
+    options.setdefault("adamw_wd", options.get("weight_decay", 0.0))
     return _rival("Muon")([group for group in groups if group["params"]], **options)
 
 
 def _preset(label: str, name: str) -> Entry:
-    return Entry(label, AdaQN, PRESETS[name].lr, {"preset": name}, monitored=True)
+    return Entry(label, AdaQN, PRESETS[name].lr, {"preset": name}, monitored=True, decay="own")
 
 
 CURVATURE_BATCH = 4
@@ -154,26 +161,43 @@ TABLE: dict[str, Entry] = {
     "adaqn-paper": _preset("adaQN (paper)", "paper"),
     "adaqn-modern": _preset("adaQN (modern)", "modern"),
     "adaqn-kronecker": _preset("adaQN (Kronecker)", "kronecker"),
-    "sgd": Entry("SGD", torch.optim.SGD, 0.1),
-    "momentum": Entry("momentum", torch.optim.SGD, 0.1, {"momentum": 0.9}),
-    "nag": Entry("NAG", torch.optim.SGD, 0.1, {"momentum": 0.9, "nesterov": True}),
-    "adagrad": Entry("Adagrad", torch.optim.Adagrad, 1e-2),
-    "rmsprop": Entry("RMSProp", torch.optim.RMSprop, 1e-3),
-    "adam": Entry("Adam", torch.optim.Adam, 1e-3),
-    "adamw": Entry("AdamW", torch.optim.AdamW, 1e-3),
-    "nadam": Entry("NAdam", torch.optim.NAdam, 2e-3),
+    "sgd": Entry("SGD", torch.optim.SGD, 0.1, decay="added"),
+    "momentum": Entry("momentum", torch.optim.SGD, 0.1, {"momentum": 0.9}, decay="added"),
+    "nag": Entry("NAG", torch.optim.SGD, 0.1, {"momentum": 0.9, "nesterov": True}, decay="added"),
+    "adagrad": Entry("Adagrad", torch.optim.Adagrad, 1e-2, decay="added"),
+    "rmsprop": Entry("RMSProp", torch.optim.RMSprop, 1e-3, decay="added"),
+    "adam": Entry("Adam", torch.optim.Adam, 1e-3, decay="added"),
+    "adamw": Entry("AdamW", torch.optim.AdamW, 1e-3, decay="own"),
+    "nadam": Entry("NAdam", torch.optim.NAdam, 2e-3, decay="added"),
     "lbfgs": Entry("L-BFGS (torch)", torch.optim.LBFGS, 0.1, {"max_iter": 4, "history_size": 10}, "closure"),
-    "olbfgs": Entry("oLBFGS", OLBFGS, 0.1, {"regularisation": 0.1}, "closure"),
-    "res": Entry("RES", RES, 0.1, {}, "closure"),
-    "sdlbfgs": Entry("SdLBFGS", SdLBFGS, 0.1, {}, "closure"),
-    "sqn": Entry("SQN", _sqn, 0.1, given="model and task", kind=SQN),
+    "olbfgs": Entry("oLBFGS", OLBFGS, 0.1, {"regularisation": 0.1}, "closure", decay="own"),
+    "res": Entry("RES", RES, 0.1, {}, "closure", decay="own"),
+    "sdlbfgs": Entry("SdLBFGS", SdLBFGS, 0.1, {}, "closure", decay="own"),
+    "sqn": Entry("SQN", _sqn, 0.1, given="model and task", kind=SQN, decay="own"),
     "sfo": Entry("SFO", _sfo, 1.0, {}, "indexed", given="model and task", kind=SFO),
     "hf": Entry("Hessian-Free", HessianFree, 1.0, {"max_cg_iterations": 50}, "outputs"),
-    "kfac": Entry("K-FAC", _kfac, 0.1, given="model and task", kind=KFAC, linear_cells=True),
-    "soap": Entry("SOAP", _rival("SOAP"), 3e-3, {"weight_decay": 0.0}, kind="SOAP"),
-    "muon": Entry("Muon", _muon, 0.02, given="named", kind="Muon"),
+    "kfac": Entry("K-FAC", _kfac, 0.1, given="model and task", kind=KFAC, linear_cells=True, decay="own"),
+    "soap": Entry("SOAP", _rival("SOAP"), 3e-3, {"weight_decay": 0.0}, kind="SOAP", decay="own"),
+    "soap-5": Entry(
+        "SOAP (5)", _rival("SOAP"), 3e-3, {"weight_decay": 0.0, "precondition_frequency": 5}, kind="SOAP", decay="own"
+    ),
+    "schedule-free": Entry(
+        "schedule-free",
+        _rival("ScheduleFreeAdamW"),
+        2.5e-3,
+        kind="ScheduleFreeAdamW",
+        decay="own",
+        schedule_free=True,
+    ),
+    "prodigy": Entry("Prodigy", _rival("Prodigy"), 1.0, {"safeguard_warmup": True}, kind="Prodigy", decay="own"),
+    "muon": Entry("Muon", _muon, 0.02, given="named", kind="Muon", decay="own"),
     "shampoo": Entry(
-        "Shampoo", _rival("ScalableShampoo"), 3e-2, {"preconditioning_compute_steps": 10}, kind="ScalableShampoo"
+        "Shampoo",
+        _rival("ScalableShampoo"),
+        3e-2,
+        {"preconditioning_compute_steps": 10},
+        kind="ScalableShampoo",
+        decay="added",
     ),
     **WHOLE,
 }
@@ -201,8 +225,14 @@ def known_classes(name: str) -> list[type]:
     ]
 
 
+SECOND_DERIVATIVES = ("hf", "sqn")
+"""Optimizers that differentiate a gradient."""
+
+
 def prepare_model(name: str, model: nn.Module) -> nn.Module:
     """The same model in a form that this optimizer can look into."""
+    if isinstance(model, Transformer):
+        model.twice_differentiable = name in SECOND_DERIVATIVES
     if entry(name).linear_cells and isinstance(model, Recurrent) and isinstance(model.cells, nn.RNNBase):
         model.cells = from_torch(model.cells)
     return model

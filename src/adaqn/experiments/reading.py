@@ -78,8 +78,8 @@ def parse_json(text: str) -> Any:
     except RecursionError as error:
         raise BrokenJSONError(f"it is nested more than {DEEPEST} deep") from error
     _check_depth(value)
-    if "\\u" in text:
-        _check_characters(value)
+    if "\\u" in text and not is_utf8(value):
+        raise BrokenJSONError("a text in it has half a character")
     return value
 
 
@@ -106,12 +106,17 @@ def _check_depth(value: Any) -> None:
         depth += 1
 
 
-def _check_characters(value: Any) -> None:
-    r"""Half a character, as ``\ud800`` is, cannot be printed or written."""
+def is_utf8(value: Any) -> bool:
+    r"""Can it be printed and written? Half a character cannot, as ``\ud800`` is, nor the name of a file that is none.
+
+    >>> is_utf8({"data": "é.txt"}), is_utf8(["\udce9.txt"])
+    (True, False)
+    """
     try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise BrokenJSONError("a text in it has half a character") from error
+        json.dumps(value, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def read_json(path: Path, schema: Schema = anything) -> Any:

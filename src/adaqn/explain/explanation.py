@@ -76,12 +76,21 @@ def explain(record: Record) -> Explanation:
     return Explanation(tuple(_summary(record)), tuple(finding for finding in found if finding is not None))
 
 
+def _verdicts(record: Record) -> str:
+    stats, most = record.stats, record.settings.memory_size
+    if most == 0:
+        return f"{stats.rejected:,} rejected; no pairs are kept"
+    return (
+        f"{stats.stored:,} stored, {stats.skipped:,} skipped and {stats.rejected:,} rejected; {stats.pairs} of {most} "
+        "pairs in memory"
+    )
+
+
 def _summary(record: Record) -> list[str]:
     s, stats = record.settings, record.stats
     lines = [
         f"{s.method}, lr={step_size(record)}: {times(stats.steps, 'step')}, {times(stats.cycles, 'cycle')} with "
-        f"{stats.stored:,} stored, {stats.skipped:,} skipped and {stats.rejected:,} rejected; {stats.pairs} of "
-        f"{s.memory_size} pairs in memory",
+        f"{_verdicts(record)}",
         f"history: {basics.parts(record)}",
     ]
     if record.cycles and len(record.cycles) < stats.cycles:
@@ -91,6 +100,8 @@ def _summary(record: Record) -> list[str]:
         lines.insert(
             1, f"{times(len(record.cycles), 'cycle')} known one by one: the others came before a state was loaded"
         )
+    if stats.by_first_look:
+        lines.append(f"{times(stats.by_first_look, 'cycle')} judged by the first look at the monitored examples")
     losses = [
         c.candidate_loss for c in record.cycles if c.candidate_loss is not None and math.isfinite(c.candidate_loss)
     ]

@@ -178,8 +178,8 @@ def _restarts(record: WholeRecord) -> Finding | None:
         WARNING,
         f"{times(stats.restarts, 'search')} failed in {times(stats.iterations, 'iteration')}, after which pairs were "
         "dropped",
-        f"the loss may be {OTHER_FUNCTION}, have new data that nobody told of (say opt.resampled()), or be near the "
-        f"precision of its dtype{': use ' if finer else ''}{' or '.join(finer)}",
+        f"the loss may be {OTHER_FUNCTION}, have new data that the optimizer was not told about (call "
+        f"opt.resampled()), or be near the precision of its dtype{': use ' if finer else ''}{' or '.join(finer)}",
     )
 
 
@@ -211,7 +211,7 @@ def _skips(record: WholeRecord) -> Finding | None:
     return Finding(
         "skips",
         WARNING,
-        f"{percent(skipped / len(recent))} of the last pairs told of no positive curvature and were skipped",
+        f"{percent(skipped / len(recent))} of the last pairs had no positive curvature and were skipped",
         "; ".join(advice) or "is the gradient that of the loss, and the loss smooth?",
     )
 
@@ -222,12 +222,12 @@ def _noise(record: WholeRecord) -> Finding | None:
         return None
     changed = "if you changed the loss between steps (continuation, adaptive weights), call opt.reset_history() there"
     if stats.noise >= SMALL_NOISE * abs(stats.loss):
-        changed += f", or opt.resampled() if it only has new data. If it is {OTHER_FUNCTION}, mend that. With so much "
+        changed += f", or opt.resampled() if it only has new data. If it is {OTHER_FUNCTION}, fix that. With so much "
         changed += "noise in the data AdaQN or SOAP may be the better choice: see docs/whole_gradients.md"
     return Finding(
         "noise",
         NOTE,
-        f"losses of the same weights differ by {number(stats.noise)}: searches take no smaller difference seriously",
+        f"losses of the same weights differ by {number(stats.noise)}: searches ignore smaller differences",
         changed,
     )
 

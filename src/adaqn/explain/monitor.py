@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from adaqn.core.outcome import Outcome
 from adaqn.explain.finding import HINT, WARNING, Finding, number, percent, times
 from adaqn.explain.record import Record
 
@@ -55,9 +56,11 @@ def scalar_monitor(record: Record) -> Finding | None:
 
 def few_examples(record: Record) -> Finding | None:
     s = record.settings
-    if s.paired_level is None or not _examples(record) or not 2 <= max(_examples(record)) < FEW_EXAMPLES:
+    if s.paired_level is None or any(cycle.by_first_look for cycle in record.cycles):  # there are more
         return None
-    count = max(_examples(record))
+    count = max(_examples(record), default=0)
+    if not 2 <= count < FEW_EXAMPLES:
+        return None
     return Finding(
         "few-examples",
         HINT,
@@ -72,7 +75,8 @@ def _examples(record: Record) -> list[int]:
 
 def blind_monitor(record: Record) -> Finding | None:
     """A loss that does not change although the weights do."""
-    pairs = [(c.candidate_loss, c.anchor_loss) for c in record.cycles if c.ss and c.anchor_loss is not None]
+    moved = [c for c in record.cycles if c.ss or (c.outcome is Outcome.KEPT and any(record.settings.lr))]
+    pairs = [(c.candidate_loss, c.anchor_loss) for c in moved if c.anchor_loss is not None]
     if len(pairs) < SURE or any(new != old for new, old in pairs):
         return None
     return Finding(

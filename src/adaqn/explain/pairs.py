@@ -109,7 +109,7 @@ def _small(record: Record, skipped: list[CycleEvent]) -> tuple[str, str]:
             f"the cosine between s and y is {number(found)} in the median, and eps asks for {eps}",
             f"pairs=PairOptions(eps=...) below {number(found)}{more}",
         )
-    return "your test of pairs turned them down", "look at ss, sy and yy of the events that on_cycle gets"
+    return "your test rejected them", "look at ss, sy and yy of the events that on_cycle gets"
 
 
 def _cosine(cycle: CycleEvent) -> float:
@@ -125,7 +125,7 @@ EXPLAINED = {STILL: _still, OVERFLOW: _overflow, FLAT: _flat, NEGATIVE: _negativ
 def nothing_stored(record: Record) -> Finding | None:
     """Is H0 alone at work, or pairs that are old?"""
     since = record.unstored_in_row
-    if since < STALE:
+    if since < STALE or record.settings.memory_size == 0:
         return None
     left = record.stats.pairs
     at_work = f"the {times(left, 'pair')} in memory are older than that" if left else "H0 alone is at work"
@@ -133,7 +133,8 @@ def nothing_stored(record: Record) -> Finding | None:
         "nothing-stored",
         WARNING,
         f"no pair stored for {times(since, 'cycle')}: {at_work}",
-        "as above for what was skipped or rejected; while it lasts an optimizer without pairs does the same for less",
+        "see the findings on skipped or rejected cycles; until pairs are stored, an optimizer without pairs does the "
+        "same for less",
     )
 
 
@@ -146,7 +147,7 @@ def anchor_waits(record: Record) -> Finding | None:
             "anchor-stuck",
             WARNING,
             f"the anchor has not moved for {times(skips, 'cycle')}, as each of their pairs was skipped, and never will "
-            "while that goes on (anchor_patience=0)",
+            "as long as they are (anchor_patience=0)",
             "pairs=PairOptions(anchor_patience=20); a rejection now would lose all of them",
         )
     return Finding(

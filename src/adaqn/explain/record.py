@@ -68,6 +68,13 @@ class Settings:
     size_in_bfloat16: Size
     row: int
     """Bytes of one gradient that is kept."""
+    full_lr: tuple[float, ...] = ()
+    """Of each param group before a schedule changed it; empty where that is not known."""
+
+    @property
+    def is_scheduled_down(self) -> bool:
+        """Has a schedule shortened the steps to less than half?"""
+        return any(now < 0.5 * full for now, full in zip(self.lr, self.full_lr, strict=False))
 
 
 @dataclass(frozen=True)
@@ -167,6 +174,7 @@ def settings_of(optimizer: QuasiNewton) -> Settings:
         dtype=str(min(dtypes, key=lambda dtype: dtype.itemsize)).removeprefix("torch."),
         size=size(m),
         size_in_bfloat16=size(narrow),
+        full_lr=tuple(float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups),
         row=0 if flat is None else flat.n * (m.storage.fisher_dtype or flat.dtype).itemsize,
     )
 

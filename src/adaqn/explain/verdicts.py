@@ -29,6 +29,9 @@ SMALL_RISE = 0.1
 ACCEPTED_RISE = 0.05
 SLOW_FALL = 0.05
 SLOW_CYCLES = 20
+STEADY_CYCLES = 80
+"""Of a run, after which a loss that falls in nearly every cycle says that steps are short: at good step sizes it then
+rises in a third of them (``experiments/LOG.md``)."""
 NEARLY_ALL = 0.9
 ONE_HALVING, TWO_HALVINGS = 0.4, 0.2
 """One is what the rule is for; after three lr is plainly too large."""
@@ -89,7 +92,7 @@ def steps_shrunk(record: Record) -> Finding | None:
         return Finding(
             "steps-smallest",
             WARNING,
-            f"{what}, and cycles are rejected all the same: probably not for their length",
+            f"{what}, and cycles are still rejected, so probably not because of their length",
             _look(record),
         )
     return Finding(
@@ -114,7 +117,7 @@ def accepted_rise(record: Record) -> Finding | None:
         return Finding(
             "accepted-rise",
             WARNING,
-            f"the monitored loss got worse by {percent(rise)} in {span(record)}, though so many were rejected",
+            f"the monitored loss got worse by {percent(rise)} in {span(record)}, although many cycles were rejected",
             _look(record),
         )
     stricter = "" if s.reject_factor is None else f", or reject=RejectOptions(factor=...) below {s.reject_factor:g}"
@@ -131,15 +134,17 @@ def accepted_rise(record: Record) -> Finding | None:
 
 
 def slow(record: Record) -> Finding | None:
-    """Steps that are never too large, and a loss that falls little by little."""
+    """Steps that are never too large, and a loss that falls little by little, or steadily for a long time."""
     judged = [c for c in record.cycles if _is_judged(c)]
-    if len(judged) < SLOW_CYCLES or record.settings.rotating or record.stats.step_multiplier < 1.0:
+    s, stats = record.settings, record.stats
+    if len(judged) < SLOW_CYCLES or s.rotating or s.is_scheduled_down or stats.step_multiplier < 1.0:
         return None
     fallen = sum((record.rise(cycle) or 0.0) < 0.0 for cycle in judged)
     fall = record.change(judged[0].anchor_loss, judged[-1].candidate_loss)
     if record.count(Outcome.REJECTED) or fallen < NEARLY_ALL * len(judged):
         return None
-    if fall is None or not -SLOW_FALL < fall < 0.0:
+    steady = stats.cycles >= STEADY_CYCLES and not stats.rejected
+    if fall is None or not (-1.0 if steady else -SLOW_FALL) < fall < 0.0:
         return None
     return Finding(
         "slow",

@@ -22,26 +22,26 @@ from adaqn.optim.settings import ScalingName
 
 
 class BFGS(WholeGradient):
-    r"""BFGS for whole gradients, H an n × n matrix in float64; also self-scaled (Urbán, Stefanou and Pons 2025).
+    r"""BFGS for full-batch training, with H an n × n matrix in float64; also self-scaled BFGS and Broyden.
 
     .. math::
         w \leftarrow w - t\,H g, \qquad
         H_+ = \frac{1}{\tau}\Big(H - \frac{Hy\,(Hy)^T}{y \cdot Hy} + \phi\,v v^T\Big) + \frac{s s^T}{s \cdot y}
 
-    with τ = φ = 1 for BFGS itself (:mod:`adaqn.core.full_matrix`). Memory is 8n² bytes, 800 MB at the limit of 10,000
-    weights, and an iteration reads and writes H about three times: ``state_size()`` says so beforehand. For more
-    weights use :class:`adaqn.LBFGS`.
+    with τ = φ = 1 for plain BFGS (:mod:`adaqn.core.full_matrix`; self-scaled: Urbán, Stefanou and Pons 2025). Memory is
+    8n² bytes, 800 MB at the limit of 10,000 weights; ``state_size()`` gives it in advance. An iteration reads and
+    writes H about three times. For more weights use :class:`adaqn.LBFGS`.
 
     Args:
         params: parameters or param groups; groups may have their own ``lr``.
-        lr: the first length that a search tries. With several groups, Λ = lr/max lr scales the H0 that H begins from.
+        lr: the first length that the line search tries. With several groups, Λ = lr/max lr scales the initial H.
         max_iter: iterations per step.
         max_eval: evaluations of the closure per step, never exceeded; by default as in :class:`adaqn.LBFGS`.
-        tolerance_grad: stop where the largest absolute value of the gradient is at most this.
-        tolerance_change: stop where loss or weights change by less.
-        line_search_fn: ``"strong_wolfe"``, ``"hager_zhang"``, ``"backtracking"`` or a function of your own.
+        tolerance_grad: stop when the largest absolute value of the gradient is at most this.
+        tolerance_change: stop when loss or weights change by less than this.
+        line_search_fn: ``"strong_wolfe"``, ``"hager_zhang"``, ``"backtracking"`` or your own function.
         update: ``"bfgs"``, ``"ssbfgs"`` (self-scaled BFGS) or ``"ssbroyden"`` (self-scaled Broyden).
-        scaling: the H0 that H begins from, by name or as an object.
+        scaling: the H0 from which H starts, by name or as an object.
         noise: as in :class:`adaqn.LBFGS`.
         maximize: maximize the loss.
         on_cycle: called with an :class:`adaqn.Iteration` after each iteration; one function or a list.

@@ -74,19 +74,19 @@ class WholeStats:
     stored: int
     skipped: int
     restarts: int
-    """Searches that failed, after which the memory was emptied, or the gradient itself was followed."""
+    """Failed searches, after which the pairs were dropped or the gradient itself was followed."""
     nonfinite: int
-    """Evaluations whose loss or gradient was not finite: each shortened a step."""
+    """Evaluations with a non-finite loss or gradient; each shortened a step."""
     pairs: int
-    """Curvature pairs in memory now; for a full matrix, those that it has learnt from since it began."""
+    """Curvature pairs in memory now; for a full matrix, all pairs since it started."""
     loss: float | None
-    """Where the last step ended."""
+    """The loss at the end of the last step."""
     noise: float
-    """By how much losses of the same weights differ, as far as it was seen."""
+    """How much losses at the same weights have differed."""
     reason: str
     """Why the last step ended."""
     idle: int = 0
-    """Steps in a row that spent their budget of evaluations and found no lower loss."""
+    """Consecutive steps that used up their evaluations and found no lower loss."""
 
 
 @dataclass(frozen=True)
@@ -94,19 +94,19 @@ class Iteration:
     """One iteration: a direction, a search along it, a pair."""
 
     step: int
-    """Iterations so far, this one included."""
+    """Number of iterations so far, including this one."""
     evaluations: int
-    """All so far."""
+    """Number of evaluations so far."""
     outcome: Outcome
-    """Was its pair stored, was it skipped, or did the search fail (``REJECTED``)?"""
+    """Whether its pair was stored or skipped, or the search failed (``REJECTED``)."""
     loss: float
     previous_loss: float
     gradient: float
-    """The largest absolute value in the gradient behind the step."""
+    """The largest absolute value of the gradient after the step."""
     length: float
     """t of w ← w + t·d."""
     trials: int
-    """Evaluations of this search."""
+    """Number of evaluations of this search."""
     pairs: int
     gamma: float
     search: str

@@ -20,38 +20,39 @@ from adaqn.optim.settings import ScalingName, StorageOptions
 
 
 class LBFGS(WholeGradient):
-    r"""L-BFGS for whole gradients, a drop-in for ``torch.optim.LBFGS``: change the import.
+    r"""L-BFGS for full-batch training, a drop-in for ``torch.optim.LBFGS``: change the import.
 
     .. math::
         w \leftarrow w - t\,H g, \qquad H = \mathrm{LBFGS}(\gamma H_0; S, Y), \qquad
         \gamma = \frac{s \cdot y}{y \cdot H_0 y}
 
-    with :math:`H_0` learnt from the pairs (:class:`adaqn.KroneckerSecant`), γ of the newest pair, t from a line search,
-    s the step and y the change of the gradient along it. With ``scaling="kronecker"`` H0 is SOAP's operator, learnt
-    from the gradients. With ``scaling="identity"`` and ``line_search_fn="strong_wolfe"`` it is torch's L-BFGS, to the
-    iterate. The loss must be the same function throughout a step; between steps see :meth:`resampled`.
+    with :math:`H_0` learned from the pairs (:class:`adaqn.KroneckerSecant`), γ from the newest pair, t from a line
+    search, s the step and y the change of the gradient along it. With ``scaling="kronecker"`` H0 is SOAP's operator,
+    learned from the gradients. With ``scaling="identity"`` and ``line_search_fn="strong_wolfe"`` the iterates are those
+    of torch's L-BFGS. The loss must be the same function throughout a step; for new data between steps see
+    :meth:`resampled`.
 
-    What torch's lacks: param groups, ``maximize``, frozen parameters, wide history of low-precision weights, several
-    processes, losses that are not finite (they shorten a step), restarts, ``state_dict()`` that resumes bit for bit,
-    ``stats`` and ``explain()``.
+    Beyond torch's: param groups, ``maximize``, frozen parameters, float32 history for low-precision weights, several
+    processes, non-finite losses (they shorten a step), restarts, a ``state_dict()`` that resumes bit-for-bit, ``stats``
+    and ``explain()``.
 
     Args:
         params: parameters or param groups; groups may have their own ``lr``.
-        lr: the first length that a search tries. With several groups, Λ = lr/max lr scales H0.
+        lr: the first length that the line search tries. With several groups, Λ = lr/max lr scales H0.
         max_iter: iterations per step.
-        max_eval: evaluations of the closure per step, never exceeded; by default 5/4 of ``max_iter``, and at least
-            five more than that, so that short steps have room for a search.
-        tolerance_grad: stop where the largest absolute value of the gradient is at most this.
-        tolerance_change: stop where loss or weights change by less.
-        history_size: pairs kept.
+        max_eval: evaluations of the closure per step, never exceeded. By default 5/4 of ``max_iter``, and at least
+            ``max_iter`` + 5, so that short steps have room for a search.
+        tolerance_grad: stop when the largest absolute value of the gradient is at most this.
+        tolerance_change: stop when loss or weights change by less than this.
+        history_size: number of pairs kept.
         line_search_fn: ``"strong_wolfe"``, ``"hager_zhang"``, ``"backtracking"``, a function as in
             :class:`adaqn.core.line_search.LineSearch`, or ``None`` for steps of length ``lr``, torch's default.
         scaling: H0, by name or as an object such as ``Kronecker(refresh=10)``.
-        damping: y is mixed with H0⁻¹s until s·y is at least this share of s·H0⁻¹s. 0 is none.
-        noise: differences of losses that mean nothing to a search; ``"auto"`` compares the loss at the end of a step
-            with that at the beginning of the next.
+        damping: y is mixed with H0⁻¹s until s·y is at least this share of s·H0⁻¹s. 0 turns it off.
+        noise: differences of losses that a search ignores; ``"auto"`` compares the loss at the end of a step with the
+            loss at the beginning of the next.
         maximize: maximize the loss.
-        storage: ``history_dtype``, ``master_weights`` and ``shard_history`` of it.
+        storage: its ``history_dtype``, ``master_weights`` and ``shard_history`` apply.
         on_cycle: called with an :class:`adaqn.Iteration` after each iteration; one function or a list.
         process_group: as in :class:`adaqn.AdaQN`. The loss is the mean over the processes.
 

@@ -47,7 +47,10 @@ class WholeMethod:
         flag("maximize", self.maximize)
 
     def flat(self, params: list[Tensor]) -> FlatParameters:
-        flat = flat_parameters(params, self.process_group, self.scaling, shard_history=self.shard_history)
+        flat = flat_parameters(
+            params, self.process_group, self.scaling, shard_history=self.shard_history,
+            vectors=2 * self.made_of.get("size", 0) + WORK_VECTORS,
+        )  # fmt: skip
         check_scaling(flat, self.scaling, "give scaling='kronecker' or 'adam', or tell its blocks in Scaling.blocks")
         return flat
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ MOST_RESAMPLED = 3
 
 BUDGET = "the budget of evaluations (max_eval) is spent"
 NOT_FINITE = "the loss or the gradient is not finite, so the weights stay as they are"
+BEYOND = "the step leads to weights that are not finite, so they stay as they are"
 
 
 class Model(Protocol):
@@ -294,17 +295,26 @@ class Minimization:
     def _fixed(self, line: Line, t: float, slope: float, *, last: bool) -> Step:
         """Without a search; the last step of a call waits for the gradient that the next call brings."""
         line.move(t)
+        (size,) = self.objective.largest(self.model.flat.gather(self.model.flat.new()))
+        if not math.isfinite(size):
+            self.counters.nonfinite += 1
+            self._turn_back(line, BEYOND)
         (moved,) = self.objective.largest(line.direction)
         if last or self.evaluations.left <= 0:
             self.model.wait_for_gradient(line.displacement(), self.gradient)
             return Found(Trial(t, self.value, math.nan), True, "no search", 0), Outcome.SKIPPED, t * moved
         trial = line(t)
         if not trial.finite:
-            line.move(0.0)
-            self.model.forget()
-            raise Stop(NOT_FINITE)
+            self._turn_back(line, NOT_FINITE)
         outcome, moved = self._take(line, trial, slope)
         return Found(trial, True, "no search", 1), outcome, moved
+
+    def _turn_back(self, line: Line, reason: str) -> NoReturn:
+        """To where the step began. Pairs and their scale have misled it, and would again: the next step is short."""
+        line.move(0.0)
+        self._start_again()
+        self.counters.has_scale = 0
+        raise Stop(reason)
 
 
 Step = tuple[Found, Outcome, float]

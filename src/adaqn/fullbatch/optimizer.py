@@ -25,7 +25,7 @@ from adaqn.fullbatch.events import Counters, Iteration, WholeStats
 from adaqn.fullbatch.limited import LimitedMemory, own_names
 from adaqn.fullbatch.line import Objective
 from adaqn.fullbatch.method import WholeMethod
-from adaqn.fullbatch.minimization import BUDGET, NOT_FINITE, Limits, Minimization
+from adaqn.fullbatch.minimization import BEYOND, BUDGET, NOT_FINITE, Limits, Minimization
 from adaqn.optim.events import Notices, warn
 from adaqn.optim.torch_arguments import OF_WHOLE, advice, check_torchs_in_group, is_torchs
 from adaqn.parameters.flat import check_one_device, trained
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 RECENT = 40
 """Iterations that are remembered one by one, for the explanation."""
-UNKNOWN_LOSS = (NOT_FINITE, NO_GRADIENT)
+UNKNOWN_LOSS = (NOT_FINITE, BEYOND, NO_GRADIENT)
 """Ends of a step that are warned of: nothing is known of the weights where it ended."""
 OF_ALL = ("max_iter", "max_eval", "tolerance_grad", "tolerance_change", "history_size", "line_search_fn")
 NOT_IN_GROUPS = ("scaling", "damping", "noise", "maximize", "storage", "update", "on_cycle", "process_group")
@@ -68,11 +68,11 @@ class WholeGradient(Optimizer):
     @_disable_dynamo  # never compiled: what comes next depends on numbers
     @torch.no_grad()
     def step(self, closure: Closure | None = None) -> Any:
-        """Up to ``max_iter`` iterations; returns what the closure returned first, the loss before them.
+        """Make up to ``max_iter`` iterations; returns the first loss of the closure.
 
         The closure clears the gradients, computes the loss, calls backward and returns the loss. It is called with
-        gradients enabled, and must be of the same function throughout a step: see :meth:`resampled`. With an argument
-        ``seed`` it is given the same number throughout a step, and another one in the next.
+        gradients enabled, and must compute the same function throughout a step: see :meth:`resampled`. If it has an
+        argument ``seed``, it gets one number throughout a step, and the next number in the next step.
         """
         limits = self._limits(self.param_groups)
         if closure is None:
@@ -216,16 +216,16 @@ class WholeGradient(Optimizer):
             self.state[p].update(n_iter=c.n_iter, func_evals=c.func_evals + self._evaluations_under_way())
 
     def reset_history(self) -> None:
-        """Start a new history where the weights were replaced, or the loss is another one; H0 and the totals stay."""
+        """Start a new history, if the weights were replaced or the loss has changed. H0 and the totals are kept."""
         if self._memory is not None:
             self._memory.restart()
             self._memory.counters.noise = self._memory.counters.difference = 0.0
 
     def resampled(self) -> None:
-        """Say that the closure has new data: a pair is of two gradients on the same sample.
+        """Tell the optimizer that the closure has new data: a pair needs two gradients on the same sample.
 
-        Call it between two steps, or within the closure where that takes a new sample. In the middle of a search, the
-        search begins again on the new sample.
+        Call it between two steps, or in the closure when it draws a new sample. A search under way starts again on the
+        new sample.
         """
         self._sample.number += 1
         if self._memory is not None:
@@ -233,11 +233,11 @@ class WholeGradient(Optimizer):
 
     @property
     def scaling(self) -> Scaling:
-        """H0, with what it has learnt."""
+        """H0 in its current state."""
         return self._memory.scaling if self._memory is not None else self._method.scaling
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Also in mid-training: the curvature history then restarts at the next step, and says so."""
+        """Also during training: the curvature history then restarts at the next step, with a warning."""
         given = {**self.defaults, **param_group}
         step_size("lr", given["lr"])
         without = {"weight_decay"} if param_group.get("weight_decay") == 0.0 else set()  # 0 asks for nothing
@@ -292,7 +292,7 @@ class WholeGradient(Optimizer):
 
     @property
     def last_iteration(self) -> Iteration | None:
-        """``None`` before the first, and after a state was loaded."""
+        """The last iteration; ``None`` before the first and after loading a state."""
         return self._recent[-1] if self._recent else None
 
     def explain(self) -> Explanation:
@@ -306,7 +306,7 @@ class WholeGradient(Optimizer):
     @overload
     def state_size(self, *, human: Literal[True]) -> str: ...
     def state_size(self, *, human: bool = False) -> int | str:
-        """Bytes of history and work space of this process, known before the first step; ``"31.3 GB"`` if ``human``."""
+        """Bytes of state in this process, also before the first step; as text such as ``"31.3 GB"`` if ``human``."""
         params = self._trained()
         size = self._method.bytes_needed(params) if params else 0
         return readable_size(size) if human else size

@@ -30,14 +30,14 @@ class CycleLog:
     >>> import torch
     >>> from adaqn import AdaQN
     >>> w, seen = torch.nn.Parameter(torch.ones(3)), []
-    >>> log = CycleLog(lambda values, step: seen.append((step, values["adaqn/pairs"])), every=2)
+    >>> log = CycleLog(lambda values, step: seen.append((step, values["adaqn/cycle"])), every=2)
     >>> opt = AdaQN([w], reject="none", on_cycle=log)
     >>> for _ in range(20):
     ...     opt.zero_grad()
     ...     w.square().sum().backward()
     ...     opt.step()
     >>> seen
-    [(10, 1), (20, 3)]
+    [(10, 2), (20, 4)]
     """
 
     def __init__(self, log: LogFunction, *, every: int = 1, prefix: str = "adaqn/") -> None:

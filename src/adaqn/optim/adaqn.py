@@ -38,52 +38,57 @@ from adaqn.optim.watch import MonitorFunction
 
 
 class AdaQN(QuasiNewton):
-    r"""adaQN (Keskar and Berahas): L-BFGS pairs from averaged iterates and an accumulated Fisher matrix.
+    r"""An optimizer for minibatches that undoes bad steps and averages the weights instead of using a schedule.
+
+    By default the step is :math:`w \leftarrow w - \alpha H_0 g`, with SOAP's operator as :math:`H_0`, Nesterov momentum
+    and a warm-up. Every ``cycle_length`` steps the average of the cycle is evaluated by the monitor. If its loss is
+    worse beyond noise, the weights return to the last accepted average. Evaluate at :meth:`averaged`.
+
+    ``preset="paper"`` is adaQN (Keskar and Berahas), with L-BFGS pairs on top of Adagrad's :math:`H_0`:
 
     .. math::
         w \leftarrow w - \alpha H g, \quad
         H = \mathrm{LBFGS}\big(S, Y, H_0 = 1/\sqrt{\textstyle\sum g^2 + \epsilon}\big)
 
-    and every ``cycle_length`` steps, with :math:`\bar w` the average of the cycle,
-    :math:`s = \bar w - \bar w_{\text{anchor}}` and :math:`y = \frac{1}{|F|}\sum_i g_i (g_i \cdot s)`
-    over the last ``fisher_size`` gradients: rejected if the monitored loss got worse, stored if
+    Its pairs are :math:`s = \bar w - \bar w_{\text{anchor}}`, with :math:`\bar w` the average of the cycle, and
+    :math:`y = \frac{1}{|F|}\sum_i g_i (g_i \cdot s)` over the last ``fisher_size`` gradients. A pair is stored if
     :math:`s \cdot y > \epsilon\, s \cdot s`.
 
-    ``None``, where it is the default, means "not given": the preset's value, or what is said below.
+    For options that belong to a preset, ``None`` means the preset's value.
 
     Args:
         params: parameters or param groups, which may have their own ``lr``, ``weight_decay`` and ``momentum``.
-        lr: the step size α; may be 0, and may be a tensor. By default the preset's.
+        lr: the step size α, a number or a tensor; may be 0.
         monitor: a function without arguments that returns the loss on a fixed batch of the training
             split, as a scalar or per example; see :class:`adaqn.Monitor`. Its ``advance()``, if it has
-            one, is called once per cycle. Also an attribute, for frameworks that build the optimizer.
-            Without one nothing is rejected by its loss.
-        preset: ``"kronecker"``, the default: SOAP's scaling, momentum, a short memory, and tests that know scale and
-            noise; ``"modern"``, the same with Adam's scaling; ``"paper"``. ``adaqn.PRESETS`` lists them. Explicit
-            arguments override the preset.
-        cycle_length: steps per cycle, the paper's L. ``"auto"`` lets the quality of the pairs decide, between 2 and 20
-            (:mod:`adaqn.core.cycle`); ``(shortest, longest)`` are bounds of your own.
+            one, is called once per cycle. May also be set later, as ``opt.monitor``. Without a monitor no cycle is
+            rejected by its loss.
+        preset: ``"kronecker"`` (the default: SOAP's scaling, momentum, a warm-up, a growing average, the paired
+            rejection test, no pairs), ``"modern"`` (the same with Adam's scaling), or ``"paper"``. ``adaqn.PRESETS``
+            lists their values. Explicit arguments override the preset.
+        cycle_length: steps per cycle, the paper's L. ``"auto"`` adapts it to the quality of the pairs, between 2 and 20
+            (:mod:`adaqn.core.cycle`); ``(shortest, longest)`` sets these bounds.
         scaling: H0, one of ``"adagrad"`` (the paper's), ``"rmsprop"``, ``"adam"``, ``"kronecker"`` (SOAP's, not
             diagonal: :class:`adaqn.Kronecker`), ``"barzilai_borwein"``, ``"identity"``, or a
-            :class:`adaqn.Scaling` object, one of these with options of its own or yours.
-        momentum: β of the averaged gradient that the recursion sees, bias corrected as in Adam; H0 and F̃ see the
-            gradient itself. 0 is none. Schedulers that cycle it find it in the param groups.
+            :class:`adaqn.Scaling` object: one of these with its own options, or yours.
+        momentum: β of the averaged gradient, bias corrected as in Adam. H0 and F̃ see the gradient itself. 0 turns it
+            off. It is in the param groups, where schedulers can cycle it.
         nesterov: look one step ahead in that average, as NAdam does.
-        warm_up: steps in which the step size rises to ``lr``. 0 is none.
+        warm_up: number of steps in which the step size rises to ``lr``. 0 turns it off.
         averaging: c of the growing average that :meth:`averaged` and :meth:`eval` show: over about the last 1/c of the
-            run, whatever its length, so that no schedule is needed. 0 is the average of the last accepted cycle alone.
-        pairs: which curvature pairs are kept, tested and repaired: :class:`adaqn.PairOptions`.
+            run, whatever its length. With 0 they show the average of the last accepted cycle.
+        pairs: which curvature pairs are kept, and how they are tested and damped: :class:`adaqn.PairOptions`.
         reject: when a cycle is rejected: ``"paired"``, ``"factor"``, ``"relative"``, ``"none"``, a function
             ``(new, old) -> rejected`` of the losses at both points, or :class:`adaqn.RejectOptions`, which explains
             these.
-        storage: how wide the history is, and where it lies: :class:`adaqn.StorageOptions`.
+        storage: dtype and device of the history: :class:`adaqn.StorageOptions`.
         weight_decay: decoupled, as in AdamW.
-        maximize: maximize the objective; the monitor then returns what is to be large.
-        on_nonfinite: ``"skip"`` a gradient that is not finite (D9), or ``"raise"``.
-        on_cycle: called with a :class:`adaqn.CycleEvent` at the end of each cycle; or several, in a list. What one
-            raises comes out of ``step()``, when the cycle is complete (``docs/logging.md``).
+        maximize: maximize the objective; the monitor then returns the objective to be maximized.
+        on_nonfinite: ``"skip"`` non-finite gradients (D9), or ``"raise"``.
+        on_cycle: a function, or a list of functions, called with a :class:`adaqn.CycleEvent` at the end of each cycle.
+            ``step()`` raises their errors once the cycle is complete (``docs/logging.md``).
         process_group: the processes that train this model together, under ``torchrun``. By default all of them;
-            ``"none"`` is this one alone.
+            ``"none"`` is only this one.
 
     >>> import torch
     >>> model = torch.nn.Linear(4, 1)

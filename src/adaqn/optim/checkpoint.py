@@ -54,6 +54,7 @@ _OF_PARTS = {
 NEW_IN_2 = ("rejected_at", "cycle_length", "monitor_position")
 NEW_IN_4 = ("has_best", "best_loss", "best_error")
 NEW_IN_6 = ("averaged_steps", "evaluating")
+NEW_IN_7 = ("by_first_look",)
 SIGNED = ("best_loss",)
 """All other numbers are at least 0."""
 
@@ -120,6 +121,7 @@ def migrated(entry: Entry) -> Entry:
     Format 1 knew no adaptive cycles, no rotating monitor's turn and no window of rejections: zero stands for each.
     Formats 1 and 2 had an accepted average only where it was kept. Formats 1 to 3 did not remember the best loss.
     Formats 1 to 4 counted only finite steps towards the length of a cycle. Formats 1 to 5 had no growing average.
+    Formats 1 to 6 did not count first looks.
     Format 1 had no smallest multiplier (D24).
     """
     if entry.get("format") not in range(1, FORMAT):
@@ -130,7 +132,13 @@ def migrated(entry: Entry) -> Entry:
     multiplier = entry.get("step_multiplier", 1.0)
     if isinstance(multiplier, float):
         entry = {**entry, "step_multiplier": max(multiplier, SMALLEST_MULTIPLIER)}
-    return {**dict.fromkeys((*NEW_IN_2, *NEW_IN_4, *NEW_IN_6), 0), **kept, **known, **entry, "format": FORMAT}
+    return {
+        **dict.fromkeys((*NEW_IN_2, *NEW_IN_4, *NEW_IN_6, *NEW_IN_7), 0),
+        **kept,
+        **known,
+        **entry,
+        "format": FORMAT,
+    }
 
 
 def expected_of(method: Method, flat: FlatParameters, *, momentum: bool) -> Expected:
@@ -152,10 +160,26 @@ def expected_of(method: Method, flat: FlatParameters, *, momentum: bool) -> Expe
     )
 
 
+def check_pairs(entries: list[Entry], method: Method) -> None:
+    """Up to 0.2 the default kept pairs, and its states are still about."""
+    saved = [
+        entry["pairs_s"] for entry in entries if isinstance(entry.get("pairs_s"), Tensor) and entry["pairs_s"].dim()
+    ]
+    sizes = {len(s) for s in saved}
+    if method.memory_size == 0 and sizes - {0}:
+        gradients = {len(e["fisher"]) for e in entries if isinstance(e.get("fisher"), Tensor) and e["fisher"].dim()}
+        fisher = f", fisher_size={max(gradients)}" if gradients else ""
+        raise ValueError(
+            f"the state was saved with room for {max(sizes)} pairs, and this optimizer keeps none: go on with "
+            f"pairs=PairOptions(memory_size={max(sizes)}{fisher}), as the default was up to 0.2, or start without it"
+        )
+
+
 def restored(params: list[Tensor], entries: list[Entry], method: Method, *, momentum: bool) -> State:
     """A new state for these parameters with what was saved of each; one clear error if that does not fit."""
     flat = flat_for(method, params)
     expected = expected_of(method, flat, momentum=momentum)
+    check_pairs(entries, method)
     check_entries(entries, flat, expected)
     entries = with_plain_numbers(entries, expected)
     state = new_state(method, flat, momentum=momentum)

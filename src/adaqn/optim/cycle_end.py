@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -9,9 +10,10 @@ from torch import Tensor
 
 from adaqn.core.acceptance import STEP_RECOVERY
 from adaqn.core.cycle import cosine, next_cycle_length, signal_share
+from adaqn.core.history import Draft
 from adaqn.core.outcome import Outcome
 from adaqn.core.pairs import is_usable
-from adaqn.core.products import round_to
+from adaqn.core.products import on_host, round_to
 from adaqn.optim.descent import BetweenStepSizes, StepSizes
 from adaqn.optim.judge import Verdict
 from adaqn.optim.state import State
@@ -49,8 +51,23 @@ def curvature_along(state: State, s: Tensor, candidate: Tensor) -> Tensor:
     return y.neg_() if state.method.maximize and curvature.signed else y
 
 
-def offer(state: State, s: Tensor, y: Tensor, sizes: StepSizes) -> tuple[Outcome, Products]:
-    """Store the pair if its curvature is good enough (l. 19); all that the host must know of it is one read."""
+class Offer(NamedTuple):
+    """A pair that may be stored, and what the host knows of it."""
+
+    draft: Draft
+    ss: float
+    yy: float
+    before: float
+    """s₋·s₋ of the newest pair in memory, and s₋·s; zeros where nobody asks."""
+    across: float
+    sy: float
+    solvable: float
+
+
+def offer(
+    state: State, s: Tensor, y: Tensor, sizes: StepSizes, unread: Sequence[Tensor] = ()
+) -> tuple[Offer, list[Tensor]]:
+    """All that the host must know of the pair, and of what else it has not read, in one read; nothing is stored."""
     method, pairs, settle = state.method, state.pairs, state.flat.settle
     between = BetweenStepSizes(state.h0, sizes)
     if method.scale == "stored":
@@ -64,12 +81,18 @@ def offer(state: State, s: Tensor, y: Tensor, sizes: StepSizes) -> tuple[Outcome
     beside = torch.zeros_like(squares) if method.cycle_bounds is None else pairs.beside_newest(s)
     found = settle(torch.cat([squares, beside, pairs.products_with(s, y)]))
     draft = pairs.draft(s, y, found[4:])
-    ss, yy, before, across, sy, solvable = torch.cat([found[:4], draft.told]).tolist()
+    told, *read = on_host(torch.cat([found[:4], draft.told]), *unread)
+    return Offer(draft, *told.tolist()), read
+
+
+def store(state: State, found: Offer) -> tuple[Outcome, Products]:
+    """Store the pair if its curvature is good enough (l. 19)."""
+    method, pairs, ss, sy, yy = state.method, state.pairs, found.ss, found.sy, found.yy
     if not (is_usable(sy, yy) and method.curvature_test(ss, sy, yy, method.curvature_eps)):  # D14
         return Outcome.SKIPPED, Products(ss, sy, yy)
-    alone = not solvable and len(pairs) > 0
-    angle = None if alone else cosine(before, across, ss)
-    pairs.store(draft, alone=alone)  # l. 20
+    alone = not found.solvable and len(pairs) > 0
+    angle = None if alone else cosine(found.before, found.across, ss)
+    pairs.store(found.draft, alone=alone)  # l. 20
     state.scaling.on_stored(sy, yy)
     return Outcome.STORED, Products(ss, sy, yy, angle)
 

@@ -12,7 +12,7 @@ from typing import Any
 from adaqn.core.acceptance import SMALLEST_MULTIPLIER
 from adaqn.core.outcome import Outcome
 
-FORMAT = 6
+FORMAT = 7
 """Version of the saved state; raise it with any change, and migrate or refuse what is older."""
 UNSTORED_WARNING = 50
 """Cycles in a row without a stored pair after which a warning says that only H0 is at work."""
@@ -52,6 +52,8 @@ class Counters:
     """Steps in the growing average (D33)."""
     evaluating: int = 0
     """Is the average in the place of the weights, until ``train()``?"""
+    by_first_look: int = 0
+    """Verdicts for which a part of the monitored examples was enough (D35)."""
 
     def restart(self) -> None:
         """Begin a new history; totals go on, and so do the length of cycles and the turn of the monitor."""
@@ -76,7 +78,7 @@ class Counters:
     def count(self, outcome: Outcome) -> None:
         """A cycle has ended."""
         self.cycles += 1
-        if outcome is not Outcome.STARTED:
+        if outcome in (Outcome.STORED, Outcome.SKIPPED, Outcome.REJECTED):
             setattr(self, outcome.value, getattr(self, outcome.value) + 1)
         self.unstored_in_row = 0 if outcome is Outcome.STORED else self.unstored_in_row + 1
 
@@ -91,13 +93,15 @@ class Stats:
     skipped: int
     rejected: int
     nonfinite: int
-    """Gradients that were not finite, and so made no step."""
+    """Non-finite gradients, which were skipped."""
     pairs: int
     """Curvature pairs in memory now."""
     step_multiplier: float
-    """Below 1 after repeated rejections (D11, D15); the step sizes are multiplied by it."""
+    """Factor of the step sizes; below 1 after repeated rejections (D11, D15)."""
     cycle_length: int = 5
     """Steps per cycle now; it changes with ``cycle_length="auto"``."""
+    by_first_look: int = 0
+    """Cycles that were settled by the first look at the monitored examples (D35)."""
 
 
 @dataclass(frozen=True)
@@ -108,27 +112,29 @@ class CycleEvent:
     cycle: int
     outcome: Outcome
     candidate_loss: float | None
-    """The monitored loss at the average of the cycle; ``None`` where nothing was evaluated."""
+    """The monitored loss at the average of the cycle; ``None`` if nothing was evaluated."""
     anchor_loss: float | None
     ss: float | None
-    """s·s, and below s·y and y·y; ``None`` where no pair was formed."""
+    """s·s, and below s·y and y·y; ``None`` if no pair was formed."""
     sy: float | None
     yy: float | None
     pairs: int
     step_multiplier: float
     examples: int | None = None
-    """How many losses the monitor returned; 0 is a scalar, ``None`` where nothing was evaluated."""
+    """Number of losses that judged the cycle; 0 for a scalar, ``None`` if nothing was evaluated."""
     cycle_length: int = 5
-    """Of the cycle that follows."""
+    """Length of the next cycle."""
     stored: int = 0
-    """Totals up to this cycle, as in :class:`Stats`, and so are the three below."""
+    """Total up to this cycle, as in :class:`Stats`; so are the three below."""
     skipped: int = 0
     rejected: int = 0
     nonfinite: int = 0
+    by_first_look: bool = False
+    """Whether the first look settled it (D35). The losses above are means over the examples of the first look."""
 
     @property
     def step_norm(self) -> float | None:
-        """‖s‖, how far the average has moved from the anchor; ``None`` where no pair was formed."""
+        """‖s‖, how far the average has moved from the anchor; ``None`` if no pair was formed."""
         return None if self.ss is None else math.sqrt(self.ss)
 
     @property
@@ -137,10 +143,10 @@ class CycleEvent:
         return None if not self.ss or self.sy is None else self.sy / self.ss
 
     def as_dict(self) -> dict[str, float]:
-        """Plain numbers by name, for any log; what this cycle does not have is left out.
+        """Plain numbers by name, for any log. Values that this cycle does not have are left out.
 
-        ``stored``, ``skipped`` and ``rejected`` are 1 for the verdict on this cycle and 0 for the others;
-        ``total_...`` count them.
+        ``stored``, ``skipped`` and ``rejected`` are 1 for the outcome of this cycle and 0 for the others;
+        ``total_...`` are the totals.
 
         >>> event = CycleEvent(10, 2, Outcome.STORED, 0.5, 0.6, ss=4.0, sy=2.0, yy=1.0, pairs=1, step_multiplier=1.0)
         >>> [event.as_dict()[name] for name in ("loss", "step_norm", "curvature", "stored", "rejected")]

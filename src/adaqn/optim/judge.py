@@ -25,6 +25,27 @@ class Losses:
     """``None`` where nothing was evaluated."""
     old: Tensor | None = None
     """``None`` also where there is nothing to compare with."""
+    first: int | None = None
+    """D35: so many of them are of the first look, which every cycle has; ``None`` where there are no looks."""
+    unread: tuple[Tensor, ...] = ()
+    """Of the second look, on the device: no verdict before they are read, with what else the host must know."""
+
+    @property
+    def by_first_look(self) -> bool:
+        """Are these of the first look alone?"""
+        return self.new is not None and self.new.numel() == self.first
+
+    @property
+    def means(self) -> tuple[float | None, float | None]:
+        """At both points, over the examples of the first look, so that cycles compare; of all if that is no number."""
+        return _mean(self.new, self.first), _mean(self.old, self.first)
+
+
+def _mean(losses: Tensor | None, first: int | None) -> float | None:
+    if losses is None:
+        return None
+    mean = mean_loss(losses)
+    return mean_loss(losses[:first]) if first and math.isfinite(mean) else mean
 
 
 @dataclass(frozen=True)
@@ -58,6 +79,8 @@ class Judge:
     """D15: a second rejection within so many cycles halves the steps; 0 leaves that to ``patience``."""
     patience: int = 0
     """D11: so many rejections in a row with an empty memory do; 0 is never."""
+    first_look: int = 0
+    """D35: so many examples may settle a verdict of the paired test; 0 is all of them, always."""
 
     @property
     def judges_first_cycle(self) -> bool:
@@ -71,16 +94,18 @@ class Judge:
             return self.rejection("not finite", c, pairs)  # D13
         if new is None or self.test is None:
             return self._kept(c)
+        whole = None if losses.by_first_look else new  # D35: the best is of all examples
         if old is None or not math.isfinite(mean_loss(old)):  # D5, D7: nothing to compare with
-            return self._kept(c, new)
+            return self._kept(c, whole)
         if not math.isfinite(mean_loss(new)) or self.test(new.clone(), old.clone()):  # it may be a user's
             return self.rejection("worse", c, pairs)
-        if isinstance(self.test, PairedTest):
-            best = c.best or mean_and_error(old)
-            if self.test.has_climbed(new, old, best):  # D23
-                faded = best[0] + BEST_FADES * max(0.0, mean_loss(old) - best[0])
-                return self.rejection("climbed", c, pairs, best=(faded, best[1]))
-        return self._kept(c, new, old)
+        if whole is None or not isinstance(self.test, PairedTest):
+            return self._kept(c)
+        best = lowest(c.best, old)  # D35: the anchor may have been accepted on a first look
+        if best is not None and self.test.has_climbed(new, old, best):  # D23
+            faded = best[0] + BEST_FADES * max(0.0, mean_loss(old) - best[0])
+            return self.rejection("climbed", c, pairs, best=(faded, best[1]))
+        return self._kept(c, old, new)
 
     def rejection(self, why: Why, c: Counters, pairs: int, *, best: Best | None = None) -> Verdict:
         """Reject, whatever the losses say, and find out whether the steps are too large."""
@@ -99,13 +124,16 @@ class Judge:
             return self.rejection("not finite", c, pairs)
         return Verdict(True, "not finite", False, None, c.rejections_in_row, c.rejected_at)
 
-    def _kept(self, c: Counters, new: Tensor | None = None, old: Tensor | None = None) -> Verdict:
-        """Keep; these losses may be the best so far, and the anchor's are where none is known yet."""
-        best = c.best
-        if isinstance(self.test, PairedTest):
-            if best is None and old is not None:
-                best = mean_and_error(old)
-            found = mean_and_error(new) if new is not None else (math.nan, 0.0)
-            if math.isfinite(found[0]) and (best is None or found[0] < best[0]):
-                best = found
+    def _kept(self, c: Counters, *found: Tensor | None) -> Verdict:
+        """Keep; these losses, of all examples, may be the best so far."""
+        best = lowest(c.best, *found) if isinstance(self.test, PairedTest) else c.best
         return Verdict(False, "", False, best, 0, c.rejected_at)
+
+
+def lowest(best: Best | None, *found: Tensor | None) -> Best | None:
+    """The best so far, or the mean of other losses with its standard error if that is lower."""
+    for losses in found:
+        known = (math.nan, 0.0) if losses is None else mean_and_error(losses)
+        if math.isfinite(known[0]) and (best is None or known[0] < best[0]):
+            best = known
+    return best

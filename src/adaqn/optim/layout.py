@@ -33,6 +33,12 @@ def vector_layout(method: Method, *, momentum: bool) -> Layout:
     return plan
 
 
+def vectors_kept(method: Method) -> int:
+    """About how many vectors as long as the parameters there are, work space and a copy of the weights among them."""
+    rows = (torch.Size(rows).numel() for rows, _, _ in vector_layout(method, momentum=True).values())
+    return sum(rows) + WORK_VECTORS + 2
+
+
 def number_names(method: Method, *, momentum: bool) -> set[str]:
     """The plain numbers in the saved state of each parameter."""
     return {
@@ -75,6 +81,6 @@ def size_of_state(
         kept = len(method.scaling.vector_names)
         parts["h0"] += ((kept + 2) * h0_flat.n - kept * flat.n) * flat.dtype.itemsize
     vectors = WORK_VECTORS + (accepted or method.averaging > 0.0) + iterate
-    vectors += isinstance(method.repair, TowardsH0)  # H0⁻¹s, while a pair is damped
+    vectors += isinstance(method.repair, TowardsH0) and method.memory_size > 0  # H0⁻¹s, while a pair is damped
     parts["others"] += vectors * flat.n * flat.dtype.itemsize + flat.bytes_of_copy
     return Size(**parts)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from adaqn.optim.curvatures import ModelCurvature
-from adaqn.optim.layout import size_of_state
+from adaqn.optim.layout import size_of_state, vectors_kept
 from adaqn.optim.memory import check_fits
 from adaqn.optim.method import Method
 from adaqn.optim.state import State
@@ -16,8 +16,10 @@ from adaqn.parameters.sharded import check_parts, flat_parameters
 
 def flat_for(method: Method, params: list[Tensor]) -> FlatParameters:
     """The vector of these parameters, as they lie on the processes at work now."""
-    shard_history = method.storage.shard_history
-    flat = flat_parameters(params, method.process_group, method.scaling, shard_history=shard_history)
+    flat = flat_parameters(
+        params, method.process_group, method.scaling, shard_history=method.storage.shard_history,
+        vectors=vectors_kept(method),
+    )  # fmt: skip
     check_parts(flat, method.scaling, method.curvature, method.storage.fisher_device)
     return flat
 

@@ -14,7 +14,7 @@ import torch
 
 from adaqn.core.acceptance import FactorTest, PairedTest, RejectTest, RelativeTest
 from adaqn.core.checks import at_least_one, at_least_zero, choose, flag, number, positive_number, whole
-from adaqn.core.curvature import AccumulatedFisher, Curvature
+from adaqn.core.curvature import AccumulatedFisher, Curvature, NoCurvature
 from adaqn.core.cycle import START
 from adaqn.core.direction import Direction, gram, two_loop
 from adaqn.core.pairs import CURVATURE_TESTS, CurvatureTest, Repair, TowardsH0, absolute
@@ -48,6 +48,7 @@ class Method:
     cycle_bounds: tuple[int, int] | None = None
     """Where cycles adapt, their shortest and longest length; ``cycle_length`` is then the first."""
     memory_size: int = 10
+    """Pairs in memory; 0 is H0 alone, with everything else as it is."""
     curvature_eps: float = 1e-4
     scaling: Scaling = field(default_factory=Adagrad)
     curvature: Curvature = field(default_factory=AccumulatedFisher)
@@ -80,7 +81,7 @@ class Method:
 
     def __post_init__(self) -> None:
         at_least_one("cycle_length", self.cycle_length)
-        at_least_one("memory_size", self.memory_size)
+        whole("memory_size", self.memory_size, 0)
         if self.pair_every_step and self.cycle_length != 1:
             raise ValueError(f"a pair from every step needs cycle_length=1, got {self.cycle_length}")
         for name, value in (
@@ -144,10 +145,15 @@ def make_judge(reject: RejectOptions) -> Judge:
             "none": lambda: None,
         }
         test = choose("reject", test, tests)()
-    return Judge(test, given(reject.window), given(reject.patience))
+    first = whole("first_look", given(reject.first_look), 0)
+    if first == 1:
+        raise ValueError("first_look must be 0 (always all examples) or at least 2, got 1: one has no standard error")
+    return Judge(test, given(reject.window), given(reject.patience), first)
 
 
 def make_curvature(pairs: PairOptions) -> Curvature:
+    if pairs.memory_size == 0:
+        return NoCurvature()
     if isinstance(pairs.curvature, Curvature):
         return copy.copy(pairs.curvature)  # its own place in the batches, and its own buffers
     if not isinstance(pairs.curvature, str):

@@ -15,36 +15,38 @@ from adaqn.evaluation.trial import first_length, first_loss, is_ready
 from adaqn.evaluation.undisturbed import precision, undisturbed, without_ddp
 from adaqn.optim.events import warn
 
+SAME_LOSSES = 1e-2
+"""By how much of their size losses may differ with what else is evaluated: bfloat16 rounds to a few parts in 1,000."""
+
 
 class Monitor:
     """The loss of a model on a fixed batch, as a callable without arguments.
 
-    The batch must come from the training split: accepting steps by validation or test data would
-    make every comparison dishonest. A hundred examples or so are enough.
+    The batch must come from the training split, because the monitor decides which steps are kept. Validation or test
+    data would bias every comparison. About a hundred examples are enough.
 
-    To change the batch, assign a new monitor to ``opt.monitor``: it keeps the loss at the anchor until then. To change
-    it once per cycle there is :class:`RotatingMonitor`.
+    To change the batch, assign a new monitor to ``opt.monitor``: the loss at the anchor is cached until then. To change
+    it once per cycle use :class:`RotatingMonitor`.
 
-    The first evaluation comes when the monitor is made, so that mistakes show there; where the model is not ready for
-    it (on another device than the batch, yet to be made, in several processes), it comes in the first step, before
-    anything has changed.
+    The monitor is evaluated once when it is constructed, so mistakes show up early. If the model is not ready (on a
+    different device than the batch, lazy weights, several processes), this happens in the first step, before anything
+    has changed.
 
-    Evaluation has no side effects: no gradients, eval mode (each module's own mode comes back
-    afterwards), torch's random state and the model's buffers untouched, and autocast as given here
-    rather than as the caller happens to have it. The result is float32 or wider.
+    Evaluation has no side effects: no gradients, eval mode (each module's mode is restored), and torch's random state
+    and the model's buffers unchanged. Autocast is as given here, whatever the caller uses. The result is float32 or
+    wider.
 
     Args:
         model: called as ``model(*inputs)``, or ``model(**batch)`` if the batch is a mapping.
         loss_fn: called as ``loss_fn(output, target)``, or ``loss_fn(output, batch)`` for a mapping.
-            Returns a scalar, or a 1-D tensor of per-example losses, whose mean decides. Of losses with more dimensions
-            each example's mean is taken. torch's losses are asked for one loss per example (``reduction="none"``) where
-            their mean is the same. ``None`` is for a model that returns its own loss: it is called as ``model(*batch)``
-            or ``model(**batch)``, targets included, and the loss is what it returns, the ``loss`` of that, or the one
-            scalar of a tuple.
+            Returns a scalar, or a 1-D tensor of per-example losses, whose mean decides. Losses with more dimensions are
+            averaged per example. torch's losses are called with ``reduction="none"`` if their mean is the same.
+            ``None`` is for a model that returns its own loss: it is called as ``model(*batch)`` or ``model(**batch)``,
+            targets included, and the loss is its output, the output's ``loss``, or the only scalar in a tuple.
         batch: ``(*inputs, target)`` or a mapping.
-        autocast: the dtype of autocast, or ``None`` to evaluate in the parameters' own.
-        chunk: examples at a time, where all of them do not fit in memory.
-        batch_dim: the dimension of the tensors in the batch that counts examples, for ``chunk``.
+        autocast: the dtype of autocast, or ``None`` to evaluate in the parameters' dtype.
+        chunk: number of examples at a time, if all of them do not fit in memory.
+        batch_dim: the dimension of the examples in the tensors of the batch, for ``chunk``.
 
     >>> model = nn.Linear(3, 1)
     >>> monitor = Monitor(model, nn.MSELoss(), (torch.randn(8, 3), torch.randn(8, 1)))
@@ -78,20 +80,54 @@ class Monitor:
     def __call__(self) -> Tensor:
         return self._evaluate()
 
-    def _evaluate(self) -> Tensor:
+    def losses_of(self, examples: slice) -> Tensor:
+        """The losses of these examples of the batch alone."""
+        return self._evaluate(examples)
+
+    def _evaluate(self, examples: slice | None = None) -> Tensor:
         with torch.no_grad(), undisturbed(self.model), self._precision():
-            losses = monitored_loss(self._losses)
+            losses = monitored_loss(lambda: self._losses(examples))
         self._tried_on, self.is_scalar = self._device, losses.dim() == 0
         return losses
 
-    def differentiate(self, backward: Callable[[Tensor], None], examples: int | None = None) -> Tensor:
-        """The same, and ``backward`` of the mean over the first ``examples``, or over all.
+    @property
+    def count(self) -> int:
+        """The examples of the batch; 0 where its tensors do not agree on that, so that it cannot be cut."""
+        try:
+            return examples_in(self.batch, self.batch_dim)
+        except ValueError:
+            return 0
+
+    def can_be_cut(self, first: int) -> bool:
+        """Have the first examples alone the losses that they have beside the others?
+
+        Not so for a model or loss that compares examples with each other, or is made for one number of them.
+        """
+        if type(self).__call__ is not Monitor.__call__:
+            return False  # somebody else's: what it does is not known
+        whole = self()
+        if whole.dim() != 1:
+            return False
+        try:
+            part = self.losses_of(slice(0, first))
+        except Exception:
+            return False
+        if part.dim() != 1 or len(part) * self.count != len(whole) * first:
+            return False
+        beside = whole[: len(part)]
+        agree = (part - beside).abs().mean() <= SAME_LOSSES * beside.abs().mean()
+        return bool(agree) or torch.equal(part, beside) or not bool(beside.isfinite().all())
+
+    def differentiate(
+        self, backward: Callable[[Tensor], None], examples: int | None = None, within: slice | None = None
+    ) -> Tensor:
+        """The same, and ``backward`` of the mean over the first ``examples``, or over all; ``within`` a first part.
 
         It is called once for each chunk; what it is called with adds up to that mean.
         """
         model, found = without_ddp(self.model), []
         with undisturbed(model, backward=True), self._precision():
-            for part, size, share in self._parts(examples):
+            for part, size, share in self._parts(examples, within):
                 with torch.set_grad_enabled(share > 0.0):
                     losses = self._loss_on(part, model)
                     if share > 0.0:
@@ -99,24 +135,25 @@ class Monitor:
                 found.append((losses.detach(), size))
         return joined(found)
 
-    def _losses(self) -> Tensor:
-        return joined([(self._loss_on(part, self.model), size) for part, size, _ in self._parts(None)])
+    def _losses(self, examples: slice | None) -> Tensor:
+        return joined([(self._loss_on(part, self.model), size) for part, size, _ in self._parts(None, examples)])
 
     def _loss_on(self, part: Any, model: nn.Module) -> Any:
         evaluate = batch_loss if self.is_tried else first_loss
         return self._per_example(evaluate(model, self._each, part), part)
 
-    def _parts(self, examples: int | None) -> Iterator[tuple[Any, int, float]]:
+    def _parts(self, examples: int | None, within: slice | None) -> Iterator[tuple[Any, int, float]]:
         """The batch in chunks: (a part, its examples, its share of the mean over the first ``examples``)."""
-        if self.chunk is None and examples is None:
+        if self.chunk is None and examples is None and within is None:
             yield self.batch, 1, 1.0
             return
         count = examples_in(self.batch, self.batch_dim)
-        first = count if examples is None else min(examples, count)
-        for start, end in ((0, first), (first, count)):
+        begin, close, _ = (within or slice(None)).indices(count)
+        first = close if examples is None else min(examples, close)
+        for start, end in ((begin, first), (max(begin, first), close)):
             for at in range(start, end, self.chunk or count):
                 stop = min(at + (self.chunk or count), end)
-                share = (stop - at) / first if start == 0 else 0.0
+                share = (stop - at) / first if at < first else 0.0
                 yield part_of(self.batch, slice(at, stop), self.batch_dim), stop - at, share
 
     @property
@@ -158,18 +195,17 @@ class Monitor:
 
 
 class RotatingMonitor(Monitor):
-    """A :class:`Monitor` that moves on to the next of its batches once per cycle.
+    """A :class:`Monitor` that moves to the next of its batches once per cycle.
 
-    A fixed set is fitted like any training data, and the anchor is what did well on it; a set that rotates forgets
-    that. Both points are evaluated on the same set, the anchor anew each time: two forward passes per cycle instead
-    of one (D7, D8). Which set is due is saved in the optimizer's state, and a resumed run takes up there.
+    A fixed batch can be overfitted; rotating batches avoid this. Both points of a cycle are evaluated on the same
+    batch: two forward passes per cycle instead of one (D7, D8). The position is saved in the optimizer's state.
 
     Args:
         model: as for :class:`Monitor`.
-        loss_fn: as for :class:`Monitor`; one loss per example lets ``reject="paired"`` know the noise.
-        batches: a list of batches ``(*inputs, target)`` or mappings of the training split, all at hand: a loader's
-            are ``list(itertools.islice(loader, 10))``.
-        autocast: as for :class:`Monitor`, and so are ``chunk`` and ``batch_dim``.
+        loss_fn: as for :class:`Monitor`; one loss per example lets ``reject="paired"`` estimate the noise.
+        batches: a list of batches ``(*inputs, target)`` or mappings from the training split. To take some from a
+            loader: ``list(itertools.islice(loader, 10))``.
+        autocast: as for :class:`Monitor`, like ``chunk`` and ``batch_dim``.
 
     >>> data = [(torch.full((4, 1), float(i)), torch.zeros(4)) for i in range(3)]
     >>> monitor = RotatingMonitor(nn.Identity(), lambda output, target: output[:, 0], data)

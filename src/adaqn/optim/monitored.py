@@ -74,8 +74,8 @@ class MonitoredPass:
     others are whole here, of this process's examples.
     """
 
-    def __init__(self, monitor: Any, flat: FlatParameters, examples: int | None) -> None:
-        self.monitor, self.params, self.examples = monitor, flat.params, examples
+    def __init__(self, monitor: Any, flat: FlatParameters, examples: int | None, within: slice | None = None) -> None:
+        self.monitor, self.params, self.examples, self.within = monitor, flat.params, examples, within
         self.in_shards = isinstance(flat, FlatShards)
         self.gradients: list[Tensor | None] = [None] * len(self.params)
         self.count = 0
@@ -83,17 +83,21 @@ class MonitoredPass:
         self.scale = HALF_SCALE if getattr(monitor, "autocast", None) is torch.float16 else 1.0
 
     def __call__(self) -> Tensor:
-        losses = self._in_shards() if self.in_shards else _evaluated(self.monitor, self._add, self.examples)
+        losses = self._in_shards() if self.in_shards else self._evaluated(self._add)
         self.count = losses.numel()
         if self.scale != 1.0:
             torch._foreach_div_([g for g in self.gradients if g is not None], self.scale)
         return losses
 
+    def _evaluated(self, backward: Callable[[Tensor], None]) -> Tensor:
+        return _evaluated(self.monitor, backward, self.examples, self.within)
+
     def _add(self, part: Tensor) -> None:
         found = torch.autograd.grad(_differentiable(part) * self.scale, self.params, allow_unused=True)
         for i, gradient in enumerate(found):
             before = self.gradients[i]
-            self.gradients[i] = gradient if before is None or gradient is None else before.add_(gradient)
+            if gradient is not None:  # a part of the batch need not use every parameter
+                self.gradients[i] = gradient if before is None else before.add_(gradient)
 
     def _backward(self, part: Tensor) -> None:
         torch.autograd.backward(_differentiable(part) * self.scale)
@@ -103,7 +107,7 @@ class MonitoredPass:
         for p in self.params:
             p.grad = None
         try:
-            losses = _evaluated(self.monitor, self._backward, self.examples)
+            losses = self._evaluated(self._backward)
             self.gradients = [p.grad for p in self.params]
         finally:
             for p, gradient in zip(self.params, kept, strict=True):
@@ -129,9 +133,9 @@ class MonitoredPass:
         return [torch.view_as_complex(f) if g.is_complex() else f for f, g in zip(found, whole, strict=True)]
 
 
-def _evaluated(monitor: Any, backward: Callable[[Tensor], None], examples: int | None) -> Tensor:
+def _evaluated(monitor: Any, backward: Callable[[Tensor], None], examples: int | None, within: slice | None) -> Tensor:
     if isinstance(monitor, Monitor):
-        return monitored_loss(lambda: monitor.differentiate(backward, examples))
+        return monitored_loss(lambda: monitor.differentiate(backward, examples, within))
     if examples is not None:
         raise ValueError(f"examples={examples} of a monitored batch: only an adaqn.Monitor can be cut, got {monitor!r}")
 

@@ -9,7 +9,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, overload
 
 import torch
@@ -18,21 +17,23 @@ from torch._compile import _disable_dynamo  # torch.compiler.disable would load 
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from adaqn.core.acceptance import NONFINITE_PATIENCE, mean_loss
+from adaqn.core.acceptance import NONFINITE_PATIENCE
 from adaqn.core.outcome import Outcome
-from adaqn.core.products import size_of
+from adaqn.core.products import on_host, size_of
 from adaqn.core.scaling import Scaling
 from adaqn.core.units import readable_size
 from adaqn.optim import checkpoint
 from adaqn.optim.curvatures import GradientDifference, ModelCurvature, Rerun
 from adaqn.optim.cycle_end import (
     NO_PAIR,
+    Offer,
     Products,
     accept,
     adapt_cycle_length,
     curvature_along,
     offer,
     return_to_anchor,
+    store,
 )
 from adaqn.optim.descent import Group, StepSizes, any_momentum, check_group, check_scheduled, descend, measure
 from adaqn.optim.events import RECENT, UNSTORED_WARNING, Counters, CycleEvent, Notices, Stats, warn
@@ -66,7 +67,7 @@ class QuasiNewton(Optimizer):
     """
 
     needs: ClassVar[str] = "step() after backward()"
-    """What ``step`` wants, in one line."""
+    """What ``step`` needs, in one line."""
     _moving_lr: Tensor | None = None
     """A step size that is a tensor, and was above 0 when it was read: once, and not in every step."""
     _evaluating_early = False
@@ -101,7 +102,7 @@ class QuasiNewton(Optimizer):
     @_disable_dynamo  # never compiled: the end of a cycle depends on a Python counter
     @torch.no_grad()
     def step(self, closure: Callable[[], T] | None = None) -> T | None:
-        """One step from the gradients in ``.grad``; a closure, if given, is run first (l. 4 to 8)."""
+        """Make one step from the gradients in ``.grad``. A closure, if given, is called first (l. 4 to 8)."""
         self._refuse_while_averaging("step()")
         loss, rerun = self._evaluate(closure)
         params, groups = trained(self.param_groups, self._staying())
@@ -129,32 +130,49 @@ class QuasiNewton(Optimizer):
 
     def _finish_cycle(self, state: State, sizes: StepSizes) -> None:
         """Judge the average of the cycle, and learn a curvature pair from it (l. 9 to 26)."""
-        method, c, products, outcome = self._method, state.counters, NO_PAIR, Outcome.STARTED
+        method, c, products = self._method, state.counters, NO_PAIR
+        outcome = Outcome.KEPT if c.started and method.memory_size == 0 else Outcome.STARTED
         candidate = state.candidate()  # l. 9
         losses = self._watch.losses(state, candidate)  # one read; the user's code: nothing has changed before it
         lost = self._is_lost(state, losses)
         if state.tally.finite == 0 and not lost:  # D9: there is no average, and the cycle begins anew
             state.begin_cycle()
             return
-        # l. 12; the first cycle has no loss before it
-        judge = method.judge.lost if lost else partial(method.judge.verdict, losses)
-        verdict = judge(c, len(state.pairs))
-        if not verdict.rejected and (c.started or method.pair_every_step) and state.curvature.is_ready:  # l. 11
-            s = torch.sub(candidate, state.anchor, out=state.scratch.s)  # l. 17
-            y = curvature_along(state, s, candidate)  # l. 18
-            outcome, products = offer(state, s, y, sizes)  # l. 19, 20; the other read
-            if method.pair_every_step and not math.isfinite(products.yy or 0.0):  # no finite gradient after the step
-                verdict = method.judge.rejection("not finite", c, len(state.pairs))
+        judge, pair, verdict = method.judge, None, None
+        if lost or not losses.unread:  # l. 12; the first cycle has no loss before it
+            verdict = judge.lost(c, len(state.pairs)) if lost else judge.verdict(losses, c, len(state.pairs))
+        if verdict is None or not verdict.rejected:
+            pair, losses = self._form_pair(state, sizes, candidate, losses)  # the other read
+        if verdict is None:  # a second look was needed (D35)
+            verdict = judge.verdict(losses, c, len(state.pairs))
+        if pair is not None and not verdict.rejected:
+            outcome, products = store(state, pair)  # l. 19, 20
+            if method.pair_every_step and not math.isfinite(pair.yy):  # no finite gradient after the step
+                verdict = judge.rejection("not finite", c, len(state.pairs))
         if verdict.rejected:
             outcome = Outcome.REJECTED
             return_to_anchor(state, verdict)  # l. 13 to 15
         elif accept(state, verdict, outcome, candidate):  # l. 21, 24
-            self._watch.anchor_losses = losses.new
+            self._watch.anchor_moved()
             state.curvature.anchor_moved()
         state.begin_cycle()  # l. 10
         adapt_cycle_length(state, outcome, products.cosine, self.param_groups[0].get("momentum", 0.0))
         c.count(outcome)  # l. 26
+        c.by_first_look += losses.by_first_look
         self._report(state, outcome, losses, products)
+
+    def _form_pair(
+        self, state: State, sizes: StepSizes, candidate: Tensor, losses: Losses
+    ) -> tuple[Offer | None, Losses]:
+        """The pair of the cycle, not stored yet, and the losses with what was unread of them, in one read."""
+        pair, told = None, list(losses.unread)
+        if (state.counters.started or self._method.pair_every_step) and state.curvature.is_ready:  # l. 11
+            s = torch.sub(candidate, state.anchor, out=state.scratch.s)  # l. 17
+            y = curvature_along(state, s, candidate)  # l. 18
+            pair, told = offer(state, s, y, sizes, told)
+        elif told:
+            told = on_host(*told)
+        return pair, self._watch.with_second_look(losses, told) if told else losses
 
     def _may_step(self, state: State, ok: Tensor) -> bool:
         """Is there a step to make, as far as the host may ask? Mostly it may not, for it would wait for the answer."""
@@ -197,10 +215,10 @@ class QuasiNewton(Optimizer):
 
     def _moves(self) -> bool:
         """Has any group a step size? That call of torch.distributed.checkpoint has none, and no closure either."""
-        for group in self.param_groups:
-            lr = group["lr"]
-            if lr is self._moving_lr:  # it puts another tensor in its place
-                return True
+        sizes = [group["lr"] for group in self.param_groups]
+        if any(lr is self._moving_lr for lr in sizes):  # it puts another tensor in its place
+            return True
+        for lr in sorted(sizes, key=lambda lr: isinstance(lr, Tensor)):  # a tensor's value has to be read
             if bool(lr != 0):
                 self._moving_lr = lr if isinstance(lr, Tensor) else None
                 return True
@@ -254,7 +272,7 @@ class QuasiNewton(Optimizer):
                 "of those that stay"
             )
             self._state = moved(old, params)
-            self._watch.anchor_losses = None
+            self._watch.forget_anchor()
         self._show_state()
         return self._state
 
@@ -263,17 +281,17 @@ class QuasiNewton(Optimizer):
     def _report(self, state: State, outcome: Outcome, losses: Losses, products: Products) -> None:
         """Tell whoever wants to know how the cycle ended."""
         c = state.counters
-        if c.unstored_in_row >= UNSTORED_WARNING:
+        if c.unstored_in_row >= UNSTORED_WARNING and self._method.memory_size:
             self._notices.say(
                 f"{UNSTORED_WARNING} cycles in a row stored no curvature pair, so only H0 is at work: "
                 "print(opt.explain()) says why, and what to change"
             )
         sign = -1.0 if self._method.maximize else 1.0
-        f_new, f_old = (None if found is None else sign * mean_loss(found) for found in (losses.new, losses.old))
+        f_new, f_old = (None if mean is None else sign * mean for mean in losses.means)
         examples = None if losses.new is None else losses.new.numel() if losses.new.dim() else 0
         event = CycleEvent(
             c.steps, c.cycles, outcome, f_new, f_old, *products[:3], len(state.pairs), c.step_multiplier, examples,
-            state.cycle_length, c.stored, c.skipped, c.rejected, c.nonfinite,
+            state.cycle_length, c.stored, c.skipped, c.rejected, c.nonfinite, losses.by_first_look,
         )  # fmt: skip
         self._recent.append(event)
         for callback in self._method.on_cycle:  # the user's code: the cycle is complete before it
@@ -289,14 +307,17 @@ class QuasiNewton(Optimizer):
 
     @property
     def stats(self) -> Stats:
-        """Totals so far; in mid-cycle one read from the device, which alone knows which gradients were finite."""
+        """Totals so far. Within a cycle this reads once from the device, to learn which gradients were finite."""
         c, state = self._counters, self._state
         pairs, length = (0, self._method.cycle_length) if state is None else (len(state.pairs), state.cycle_length)
-        return Stats(c.steps, c.cycles, c.stored, c.skipped, c.rejected, c.nonfinite, pairs, c.step_multiplier, length)
+        return Stats(
+            c.steps, c.cycles, c.stored, c.skipped, c.rejected, c.nonfinite, pairs, c.step_multiplier, length,
+            c.by_first_look,
+        )  # fmt: skip
 
     @property
     def last_cycle(self) -> CycleEvent | None:
-        """How the last cycle ended; ``None`` before the first, and after a state was loaded."""
+        """How the last cycle ended; ``None`` before the first cycle and after loading a state."""
         return self._recent[-1] if self._recent else None
 
     @overload
@@ -304,7 +325,7 @@ class QuasiNewton(Optimizer):
     @overload
     def state_size(self, *, human: Literal[True]) -> str: ...
     def state_size(self, *, human: bool = False) -> int | str:
-        """Bytes of history and work space of this process, known before the first step; ``"31.3 GB"`` if ``human``.
+        """Bytes of state in this process, also before the first step; as text such as ``"31.3 GB"`` if ``human``.
 
         On the meta device nothing is allocated: ``AdaQN(model.to("meta").parameters()).state_size(human=True)``.
         """
@@ -329,7 +350,7 @@ class QuasiNewton(Optimizer):
     def explain(self) -> Explanation:
         """What happened in the last cycles, in plain words, and what to change: ``print(opt.explain())``.
 
-        It knows the last 40 cycles, and the totals. Of the cycles before a state was loaded the totals alone are known.
+        It covers the last 40 cycles and the totals. After loading a state, only the totals of earlier cycles are known.
         """
         from adaqn.explain.explanation import explain
         from adaqn.explain.record import record_of
@@ -340,10 +361,10 @@ class QuasiNewton(Optimizer):
 
     @property
     def monitor(self) -> MonitorFunction | None:
-        """The monitored loss, a function without arguments; assigning one forgets the loss at the anchor (D7).
+        """The monitored loss, a function without arguments. Assigning one clears the cached loss at the anchor (D7).
 
-        A :class:`adaqn.RotatingMonitor` that has not moved yet takes up where the one before it was: frameworks load
-        the state first and build the monitor afterwards.
+        A new :class:`adaqn.RotatingMonitor` continues at the saved position, because frameworks load the state before
+        they build the monitor.
         """
         return self._watch.monitor
 
@@ -351,27 +372,26 @@ class QuasiNewton(Optimizer):
     def monitor(self, monitor: MonitorFunction | None) -> None:
         if isinstance(monitor, RotatingMonitor) and monitor.position == 0 and self._state is not None:
             monitor.position = self._state.counters.monitor_position
-        self._watch.use(monitor)
-        if self._state is not None:
+        if self._state is not None and self._watch.monitor is not None:  # the first one after loading is the same one
             self._state.counters.set_best(None)
+        self._watch.use(monitor)
 
     @property
     def scaling(self) -> Scaling:
-        """H0, with what it has learnt."""
+        """H0 in its current state."""
         return self._state.scaling if self._state is not None else self._method.scaling
 
     @property
     def averaging(self) -> float:
-        """c of the growing average; 0 shows the last accepted cycle alone."""
+        """c of the growing average; with 0 only the last accepted cycle is shown."""
         return self._method.averaging
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """The average of accepted cycles in place of the weights, for evaluation; see ``averaging``.
+        """Replace the weights by the average of accepted cycles inside a ``with`` block; see ``averaging``.
 
-        Until a cycle has been accepted these are the weights as they are. With ``averaging=0``, which shows the last
-        accepted cycle, it allocates a vector on first use, and right after a skipped pair shows the weights once.
-        Within :meth:`eval` they are in place already.
+        Before the first accepted cycle, and after :meth:`eval`, it changes nothing. With ``averaging=0`` it shows the
+        last accepted cycle and allocates a vector on first use; right after a skipped pair it shows the weights once.
         """
         if self._averaging:
             raise RuntimeError("averaged() was entered twice: leave the first block before the second")
@@ -389,10 +409,10 @@ class QuasiNewton(Optimizer):
 
     @torch.no_grad()
     def eval(self) -> None:
-        """Put the average of :meth:`averaged` in the place of the weights, until :meth:`train`; then evaluate or save.
+        """Replace the weights by the average of :meth:`averaged` until :meth:`train`, to evaluate or save the model.
 
-        The weights are kept, in one more vector, and saved with the state: a run that is saved here goes on after
-        loading and :meth:`train` as if it had not stopped. A step is refused meanwhile. Called twice it does nothing.
+        The weights are kept in one more vector and saved with the state: a run saved here resumes bit-for-bit after
+        loading and :meth:`train`. ``step()`` raises an error meanwhile. A second call does nothing.
         """
         if self._averaging:
             raise RuntimeError("eval() was called inside averaged(): leave the block first")
@@ -409,7 +429,7 @@ class QuasiNewton(Optimizer):
 
     @torch.no_grad()
     def train(self) -> None:
-        """The weights come back after :meth:`eval`, to be trained on. Without it this does nothing."""
+        """Restore the weights after :meth:`eval`. Otherwise it does nothing."""
         self._evaluating_early = False
         state = self._state
         if state is not None and state.iterate is not None:
@@ -431,17 +451,17 @@ class QuasiNewton(Optimizer):
 
     @torch.no_grad()
     def reset_history(self) -> None:
-        """Start a new history after the weights were changed from outside; H0 and the totals stay."""
+        """Start a new history. Call it after you have changed the weights yourself. H0 and the totals are kept."""
         self._refuse_while_averaging("reset_history()")
         if self._state is not None:
             self._state.restart()
-            self._watch.anchor_losses = None
+            self._watch.forget_anchor()
 
     @torch.no_grad()
     def warm_start(self, source: Optimizer | dict[str, Any]) -> None:
-        """Begin with the second moments of torch's Adagrad, RMSprop or Adam (an optimizer or its state_dict).
+        """Start with the second moments of torch's Adagrad, RMSprop or Adam (an optimizer or its state_dict).
 
-        An optimizer's parameters are found by identity, those of a state_dict by their order.
+        Parameters of an optimizer are matched by identity, those of a state_dict by their order.
         """
         check_source(source, self._method.scaling)
         everything = self._parameters()
@@ -455,7 +475,7 @@ class QuasiNewton(Optimizer):
         fill_scaling(state.scaling, views, [states[id(p)] for p in state.flat.params], state.flat)
 
     def add_param_group(self, param_group: Group) -> None:
-        """Also in mid-training: the curvature history then restarts at the next step, and says so."""
+        """Also during training: the curvature history then restarts at the next step, with a warning."""
         self._refuse_while_averaging("add_param_group()")
         averages = "momentum" in self.defaults
         check_torchs_in_group(
@@ -481,7 +501,7 @@ class QuasiNewton(Optimizer):
         checkpoint.show(self.state, self._state, saved=False)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that is needed to resume bit-for-bit, also in mid-cycle."""
+        """Everything needed to resume bit-for-bit, also in the middle of a cycle."""
         if self._state is None:
             return super().state_dict()
         checkpoint.show(self.state, self._state, saved=True)
@@ -492,7 +512,7 @@ class QuasiNewton(Optimizer):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over a saved state; if it does not fit, one error and nothing is changed."""
+        """Load a saved state. If it does not fit, raise one error and change nothing."""
         if self._averaging:
             raise RuntimeError("load_state_dict() was called inside averaged(): leave the block first")
 
@@ -505,7 +525,7 @@ class QuasiNewton(Optimizer):
 
         def place(state: State | None) -> None:
             self._state = state
-            self._watch.anchor_losses = None
+            self._watch.forget_anchor()
             self._evaluating_early = False
             self._recent.clear()
             if state is not None:

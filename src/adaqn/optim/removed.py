@@ -8,14 +8,24 @@ from __future__ import annotations
 import inspect
 from collections.abc import Container, Mapping
 from dataclasses import fields
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
+from adaqn.core.checks import choose
 from adaqn.core.curvature import AccumulatedFisher
 from adaqn.core.scaling import Scaling
 from adaqn.core.scaling_names import SCALINGS
-from adaqn.optim.settings import PRESETS, PairOptions, RejectOptions, StorageOptions, given
+from adaqn.optim.settings import (
+    PAIRS_IF_ASKED,
+    PRESETS,
+    PairOptions,
+    Preset,
+    RejectOptions,
+    StorageOptions,
+    given,
+)
 from adaqn.optim.torch_arguments import NOT_NEEDED, OF_FAMILY, advice
 
 PLACES: dict[str, tuple[str, str]] = {
@@ -31,6 +41,7 @@ PLACES: dict[str, tuple[str, str]] = {
     "acceptance": ("reject", "test"),
     "reject_factor": ("reject", "factor"),
     "paired_level": ("reject", "level"),
+    "first_look": ("reject", "first_look"),
     "reject_window": ("reject", "window"),
     "reject_patience": ("reject", "patience"),
     "momentum_on_reject": ("reject", "reset_momentum"),
@@ -79,8 +90,13 @@ def check_removed(
 
 
 def _kind_of(scaling: str | Scaling | None, preset: str) -> type[Scaling]:
-    chosen = PRESETS.get(preset, PRESETS["default"]).scaling if scaling is None else scaling
-    return type(chosen) if isinstance(chosen, Scaling) else SCALINGS.get(chosen, Scaling)
+    chosen = _preset(preset).scaling if scaling is None else scaling
+    return type(chosen) if isinstance(chosen, Scaling) else SCALINGS.get(str(chosen), Scaling)
+
+
+def _preset(name: Any) -> Preset:
+    """One that does not exist is told elsewhere."""
+    return PRESETS.get(str(name), PRESETS["default"])
 
 
 def _place(name: str) -> str:
@@ -89,7 +105,7 @@ def _place(name: str) -> str:
 
 def _instead(given: Mapping[str, Any], preset: str) -> str:
     """The same in today's words, all at once."""
-    usual = PRESETS.get(preset, PRESETS["default"])
+    usual = _preset(preset)
     fields_of: dict[str, list[str]] = {}
     for name, value in given.items():
         if name in PLACES:
@@ -162,22 +178,29 @@ def from_flat(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _scaling_with(scaling: Any, preset: Any, eps: float) -> Any:
-    name = str(PRESETS[preset or "default"].scaling if scaling is None else scaling)
-    if "eps" not in inspect.signature(SCALINGS[name]).parameters:
+    name: Any = PRESETS[preset or "default"].scaling if scaling is None else scaling
+    kind = choose("scaling", name, SCALINGS)
+    if "eps" not in inspect.signature(kind).parameters:
         raise ValueError(f"scaling_eps={eps} has no meaning with scaling={name!r}: leave it out")
-    return SCALINGS[name](eps=eps)  # type: ignore[call-arg]
+    return kind(eps=eps)  # type: ignore[call-arg]
 
 
-def flat_preset(name: str) -> dict[str, Any]:
-    """A preset by flat names, as 0.1 wrote it."""
+def flat_preset(name: str, options: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+    """A preset by flat names, as 0.1 wrote it; with room for pairs where these options ask for some."""
     p = PRESETS[name]
+    fields_of_pairs = {option: field for option, (place, field) in PLACES.items() if place == "pairs"}
+    asked = any(
+        options[option] != getattr(p.pairs, field)
+        for option, field in fields_of_pairs.items()
+        if option in options and option != "memory_size"
+    )
     return {
         "lr": p.lr,
         "scaling": p.scaling,
         "momentum": p.momentum,
         "nesterov": p.nesterov,
         "cycle_length": p.cycle_length,
-        "memory_size": p.pairs.memory_size,
+        "memory_size": p.pairs.memory_size or (PAIRS_IF_ASKED if asked else 0),
         "fisher_size": p.pairs.fisher_size,
         "damping": p.pairs.damping,
         "curvature_test": p.pairs.test,

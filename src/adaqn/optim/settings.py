@@ -22,13 +22,15 @@ PresetName = Literal["default", "kronecker", "modern", "paper"]
 ScalingName = Literal[
     "identity", "barzilai_borwein", "adagrad", "rmsprop", "adam", "kronecker", "secant", "kronecker_secant"
 ]
+PAIRS_IF_ASKED = 3
+"""In memory, where a preset without pairs is given options for them."""
 RejectName = Literal["paired", "factor", "relative", "none"]
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class PairOptions:
-    """Which curvature pairs are kept, and how they are tested and repaired.
+    """Which curvature pairs are kept, and how they are tested and damped.
 
     >>> from adaqn import AdaQN, PairOptions
     >>> w = torch.nn.Parameter(torch.ones(3))
@@ -36,9 +38,10 @@ class PairOptions:
     """
 
     memory_size: int | None = None
-    """Pairs kept, the paper's m_L."""
+    """Number of pairs kept, the paper's m_L. With 0 only H0 is used; cycles are still judged and averaged.
+    If the preset has none and any other field is given, it is 3."""
     fisher_size: int | None = None
-    """Gradients kept for the accumulated Fisher matrix, the paper's m_F."""
+    """Number of gradients kept for the accumulated Fisher matrix, the paper's m_F."""
     curvature: Literal["accumulated_fisher", "monitored"] | Curvature | None = None
     """Where y comes from: the last gradients, or with ``"monitored"`` the change of the monitored loss's gradient
     (:class:`adaqn.MonitoredGradient`). An :class:`adaqn.EmpiricalFisher` needs no gradients in memory; an
@@ -49,15 +52,15 @@ class PairOptions:
     eps: float | None = None
     """ε of that test."""
     scale: Literal["h0", "stored", "current"] | None = None
-    """In which scale pairs are: ``"h0"``, the paper's, puts them on top of H0, and the step size scales both.
-    The other two put true curvature on top of lr·H0: ``"stored"`` with the lr of the cycle of the pair, so that later
-    ones still scale the whole step, ``"current"`` with that of the step, so that steps along s keep their length."""
+    """The scale of the pairs. ``"h0"``, the paper's, puts them on top of H0, and the step size scales both. The other
+    two put true curvature on top of lr·H0. ``"stored"`` uses the lr of the pair's own cycle, so a later lr still scales
+    the whole step. ``"current"`` uses the current lr, so steps along s keep their length."""
     damping: float | None = None
-    """y is mixed with H0⁻¹s until s·y is at least this share of s·H0⁻¹s. 0 is none, the paper's."""
+    """y is mixed with H0⁻¹s until s·y is at least this share of s·H0⁻¹s. 0, as in the paper, turns it off."""
     anchor_patience: int | None = None
-    """Consecutive skips after which the anchor moves anyway (D6). 0 is never."""
+    """Consecutive skips after which the anchor moves anyway (D6). 0 means never."""
     direction: Literal["gram", "two_loop"] | Direction | None = None
-    """How H·g is computed: ``"gram"``, or ``"two_loop"`` as printed, which is slower. The numbers are the same."""
+    """How H·g is computed: ``"gram"``, or ``"two_loop"`` as in the paper, which is slower. The results are the same."""
 
 
 @dataclass(frozen=True)
@@ -73,46 +76,49 @@ class RejectOptions:
     test: RejectName | RejectTest | None = None
     """``"factor"`` (the mean loss grew by more than ``factor``), ``"relative"`` (the same in the paper's other form,
     D12), ``"paired"`` (it grew by more than ``level`` standard errors of the paired differences of per-example losses;
-    the factor test where the monitor returns a scalar), ``"none"``, or a function ``(new, old) -> rejected`` of the
-    losses at both points. These are to be made small, and are negated if ``maximize``."""
+    the factor test if the monitor returns a scalar), ``"none"``, or a function ``(new, old) -> rejected`` of the
+    losses at both points. Lower losses are better; with ``maximize`` they are negated."""
     factor: float | None = None
     """γ, by how much the monitored loss may grow."""
     level: float | None = None
-    """Standard errors of the paired test."""
+    """Number of standard errors in the paired test."""
+    first_look: int | None = None
+    """Number of monitored examples (of each process) that may suffice to keep a cycle in the paired test. If they do
+    not, all examples judge it (D35). With 0, or a batch of less than twice as many, all are always evaluated."""
     window: int | None = None
-    """A rejection within so many cycles of another one halves the steps, and the first cycle is judged too, against
-    the weights before it (D15). 0 is ``patience``'s rule instead."""
+    """A second rejection within this many cycles halves the step size, and the first cycle is judged too, against the
+    initial weights (D15). With 0 the rule of ``patience`` applies instead."""
     patience: int | None = None
-    """Consecutive rejections with an empty memory after which the steps are halved (D11). 0 is never."""
+    """Consecutive rejections with an empty memory after which the step size is halved (D11). 0 means never."""
     reset_momentum: bool | None = None
-    """Does a rejection forget the averaged gradient?"""
+    """Whether a rejection resets the averaged gradient."""
     reset_scaling: bool | None = None
-    """Does a rejection forget what H0 has learnt (D3)?"""
+    """Whether a rejection resets H0 (D3)."""
 
 
 @dataclass(frozen=True)
 class StorageOptions:
-    """How wide the history is, and where it lies. ``None`` follows the parameters."""
+    """Dtype, device and sharding of the history. ``None`` follows the parameters."""
 
     history_dtype: torch.dtype | None = None
-    """Of the pairs; ``torch.bfloat16`` halves their memory."""
+    """Dtype of the pairs; ``torch.bfloat16`` halves their memory."""
     fisher_dtype: torch.dtype | None = None
-    """Of the gradients in F̃."""
+    """Dtype of the gradients in F̃."""
     fisher_device: torch.device | str | None = None
-    """Where F̃ lies, for instance ``"cpu"``."""
+    """Device of F̃, for example ``"cpu"``."""
     master_weights: bool = False
-    """Keep float32 copies of bfloat16 or float16 parameters, and step on those. After changing the weights yourself
-    call ``reset_history()``: the copies would undo the change."""
+    """Keep float32 copies of bfloat16 or float16 parameters, and update those. After changing the weights yourself,
+    call ``reset_history()``; otherwise the copies undo the change."""
     shard_history: bool = False
     """With DDP, keep a share of the history in each process (``docs/distributed.md``)."""
 
 
 @dataclass(frozen=True)
 class Preset:
-    """All that a preset decides; here the paper's.
+    """All values of a preset; the defaults are the paper's.
 
-    >>> PRESETS["modern"].pairs.memory_size
-    3
+    >>> PRESETS["paper"].pairs.memory_size, PRESETS["default"].pairs.memory_size
+    (10, 0)
     """
 
     lr: float = 1e-2
@@ -134,27 +140,30 @@ class Preset:
         direction="gram",
     )
     reject: RejectOptions = RejectOptions(
-        "factor", factor=1.01, level=3.0, window=0, patience=3, reset_momentum=True, reset_scaling=False
+        "factor", factor=1.01, level=3.0, first_look=0, window=0, patience=3, reset_momentum=True, reset_scaling=False
     )
 
 
 PAPER = Preset()
+# No pairs: they cost more than they gave on the tasks of the study, in every form that was tried (D36). The numbers
+# beside memory_size are for those who ask for some.
 MODERN = Preset(
     lr=3e-3,
     scaling="adam",
     momentum=0.9,
     nesterov=True,
+    warm_up=30,
     averaging=8.0,
-    pairs=replace(PAPER.pairs, memory_size=3, fisher_size=50, damping=0.5, test="scale_free"),
-    reject=replace(PAPER.reject, test="paired", window=10),
+    pairs=replace(PAPER.pairs, memory_size=0, fisher_size=50, damping=0.5, test="scale_free"),
+    reject=replace(PAPER.reject, test="paired", first_look=32, window=10),
 )
-KRONECKER = replace(MODERN, scaling="kronecker")
+KRONECKER = replace(MODERN, lr=7e-3, scaling="kronecker")
 DEFAULT = KRONECKER
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {"default": DEFAULT, "paper": PAPER, "modern": MODERN, "kronecker": KRONECKER}
 )
-"""Every preset by its name; ``"default"`` is one of the others."""
+"""All presets by name; ``"default"`` is one of the others."""
 
 
 def preset_with(
@@ -162,8 +171,10 @@ def preset_with(
 ) -> Preset:
     """The preset of that name, with what was given in place of its own.
 
-    >>> preset_with("modern", PairOptions(memory_size=5), None, momentum=None).pairs.memory_size
+    >>> preset_with("paper", PairOptions(memory_size=5), None, momentum=None).pairs.memory_size
     5
+    >>> preset_with("default", PairOptions(curvature="monitored"), None).pairs.memory_size
+    3
     """
     if not isinstance(preset, str) or preset not in PRESETS:
         raise ValueError(f"preset must be one of {sorted(PRESETS)}, got {preset!r}")
@@ -174,9 +185,17 @@ def preset_with(
         reject = RejectOptions(test=reject)
     return replace(
         _over(usual, given),
-        pairs=usual.pairs if pairs is None else _over(usual.pairs, vars(pairs)),
+        pairs=usual.pairs if pairs is None else _over(usual.pairs, _with_room(pairs, usual)),
         reject=usual.reject if reject is None else _over(usual.reject, vars(reject)),
     )
+
+
+def _with_room(pairs: PairOptions, usual: Preset) -> dict[str, Any]:
+    """Who says how pairs are to be made wants some, also where the preset has none."""
+    given = dict(vars(pairs))
+    if pairs.memory_size is None and usual.pairs.memory_size == 0 and pairs != PairOptions():
+        given["memory_size"] = PAIRS_IF_ASKED
+    return given
 
 
 def given(value: T | None) -> T:

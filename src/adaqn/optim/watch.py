@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from adaqn.core.acceptance import PairedTest, mean_loss
+from adaqn.core.looks import is_by_all
 from adaqn.core.products import on_host
 from adaqn.evaluation.losses import monitored_loss
 from adaqn.evaluation.undisturbed import BuffersSeen
 from adaqn.optim.events import Notices
 from adaqn.optim.judge import Judge, Losses
+from adaqn.optim.looks import ONE, Cutter
 from adaqn.optim.monitor import Monitor, RotatingMonitor
 from adaqn.optim.monitored import MonitoredGradient, MonitoredPass
 from adaqn.optim.state import State
@@ -48,8 +51,21 @@ class Watch:
             )
         self.monitor = monitor
         self.is_checked = False
-        self.anchor_losses: Tensor | None = None
-        """D8: kept while the monitoring set is fixed."""
+        self.looks = ONE
+        """At the batch of this cycle, the same in all processes."""
+        self._cutter = Cutter(monitor, self.judge)
+        self._at_candidate: list[Tensor] = []
+        """The losses there, look by look."""
+        self.forget_anchor()
+
+    def forget_anchor(self) -> None:
+        """Its losses are of other weights, or of another batch."""
+        self._at_anchor: list[Tensor] = []
+        """Look by look, as far as they are known; kept while the monitoring set is fixed (D8)."""
+
+    def anchor_moved(self) -> None:
+        """The candidate has become the anchor."""
+        self._at_anchor = self._at_candidate
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_buffers_seen": None}  # buffers are known by their identity: those of a copy are new
@@ -83,6 +99,7 @@ class Watch:
         With them, in one read, the host learns whether the candidate is a number, and which steps of the cycle had a
         finite gradient. A candidate that is none is not evaluated: the anchor is in its place, and judges nothing.
         """
+        self._at_candidate = []
         summary = state.summary(candidate)
         is_monitored, rotates, is_number = self._settle(state, candidate, summary)
         if not is_monitored and self.judge.test is not None:
@@ -103,32 +120,39 @@ class Watch:
             usable = summary[0].isfinite() & (state.tally.count > 0.0)
             torch.where(usable, candidate, state.anchor, out=candidate)
         started = bool(state.counters.started)
-        found = [self._losses_at(state, candidate)]
-        if self.anchor_losses is None and (started or self.judge.judges_first_cycle or state.curvature.needs_monitor):
-            found.append(self._losses_at(state, state.anchor))
+        by_all = not started or is_by_all(state.counters.cycles + 1)
+        parts = self.looks.parts if by_all else self.looks.parts[:1]
+        found = self._losses_at(state, candidate, parts)
+        if started or self.judge.judges_first_cycle or state.curvature.needs_monitor:
+            found += self._losses_at(state, state.anchor, parts[len(self._at_anchor) :])
         if is_number is None:
             told, *found = on_host(summary, *found)
             is_number = state.learn(told)
         else:
             found = on_host(*found)
-        if len(found) > 1:
-            self.anchor_losses = found[1]
+        self._at_candidate = found[: len(parts)]
+        self._at_anchor = [*self._at_anchor, *found[len(parts) :]]
         if not is_number or not state.tally.finite:
             return Losses(is_number)
-        return self._compared(state, found[0], started=started, rotates=rotates)
+        losses = self._compared(state, parts, started=started, rotates=rotates)
+        return losses if len(parts) == len(self.looks.parts) else self._unless_settled(state, candidate, losses)
 
-    def _compared(self, state: State, new: Tensor, *, started: bool, rotates: bool) -> Losses:
+    def _compared(self, state: State, parts: Sequence[slice | None], *, started: bool, rotates: bool) -> Losses:
         """With those of the anchor, and one error where these are no numbers."""
+        new = together(self._at_candidate)
+        first = self._at_candidate[0].numel() if len(self.looks.parts) > 1 else None
         is_finite = math.isfinite(mean_loss(new))
         if not started and is_finite and not self.judge.judges_first_cycle:
-            return Losses(new=new)
-        if self.anchor_losses is None:
-            (self.anchor_losses,) = on_host(self._losses_at(state, state.anchor))
-        old = self.anchor_losses
+            return Losses(new=new, first=first)
+        if not self._at_anchor:
+            self._at_anchor = on_host(*self._losses_at(state, state.anchor, parts))
+        old = together(self._at_anchor[: len(parts)])
         if math.isfinite(mean_loss(old)):
-            return Losses(new=new, old=old)
+            return Losses(new=new, old=old, first=first)
         if is_finite and not started:
-            return Losses(new=new)  # any number is better than none
+            return Losses(new=new, first=first)  # any number is better than none
+        if started and math.isfinite(mean_loss(self._at_anchor[0])):
+            return self._left_to_first_look(old)
         where = "the last accepted average" if started else "the weights before the first step"
         message = (
             f"the monitor returned {mean_loss(new)} and, at {where}, {mean_loss(old)}: the monitoring batch or its "
@@ -137,7 +161,37 @@ class Watch:
         if not rotates or not started:
             raise ValueError(message)
         self.notices.say(message + "; such a set judges nothing")  # D7
-        return Losses(new=new, old=old)
+        return Losses(new=new, old=old, first=first)
+
+    def _unless_settled(self, state: State, candidate: Tensor, losses: Losses) -> Losses:
+        """The same if the first look settles the verdict; if not, the second one, to be read (D35)."""
+        new, old, test = losses.new, losses.old, self.judge.test
+        if new is None or old is None or not isinstance(test, PairedTest):
+            return losses
+        is_open = math.isfinite(mean_loss(new)) and math.isfinite(mean_loss(old))
+        if not is_open or test.settles(new, old, self.looks.share):
+            return losses
+        rest = self._losses_at(state, candidate, self.looks.parts[1:])
+        rest += self._losses_at(state, state.anchor, self.looks.parts[len(self._at_anchor) :])
+        return replace(losses, unread=tuple(rest))
+
+    def with_second_look(self, losses: Losses, told: Sequence[Tensor]) -> Losses:
+        """All losses, from what was unread and is now in the memory of the host."""
+        self._at_candidate = [*self._at_candidate, told[0]]
+        self._at_anchor = [*self._at_anchor, *told[1:]]
+        old = together(self._at_anchor)
+        if not math.isfinite(mean_loss(old)):
+            return self._left_to_first_look(old)
+        return replace(losses, new=together(self._at_candidate), old=old, unread=())
+
+    def _left_to_first_look(self, old: Tensor) -> Losses:
+        """The anchor was accepted on a first look, and is no number on the others: they have nothing to compare."""
+        new, first = self._at_candidate[0], self._at_candidate[0].numel()
+        self.notices.say(
+            f"at the last accepted average the monitored loss is {mean_loss(old)}, by examples that its first look did "
+            f"not include: verdicts are left to the first look of {first} while that is so"
+        )
+        return Losses(new=new, old=self._at_anchor[0], first=first)
 
     @contextmanager
     def placed(self, state: State, vector: Tensor) -> Iterator[None]:
@@ -182,9 +236,9 @@ class Watch:
         error = self._turned(state) if rotates else None
         several = state.flat.processes.count > 1
         told = on_host(summary)[0].tolist() if several else [0.0] * len(summary)
-        about = (*told, watches, rotates, self._remembers_anchor())
+        about = (*told, watches, rotates, self._known_looks(), self._cutter.examples(state.curvature))
         rows = state.flat.processes.agreed("the monitor", error, *about, *state.flat.fingerprints(candidate))
-        squares, _, _, watching, rotating, remembering, w, w_norm, g, g_norm = zip(*rows, strict=True)
+        squares, _, _, watching, rotating, known, examples, w, w_norm, g, g_norm = zip(*rows, strict=True)
         is_number = all(map(math.isfinite, squares)) if several else None  # D13
         if several:
             state.learn(torch.tensor(told))  # its own: another process may have been asked before
@@ -199,8 +253,9 @@ class Watch:
                 f"process {watching.index(0.0)} has no monitor and another has one: an evaluation of sharded "
                 "weights is a common work of all processes, so give every process a monitor"
             )
-        if not all(remembering):
-            self.anchor_losses = None
+        looks = self._cutter.agreed(state, examples, watching, lambda: self.placed(state, state.anchor))
+        self._at_anchor = self._at_anchor[: int(min(known)) if looks == self.looks else 0]
+        self.looks = looks
         return any(watching), any(rotating), is_number
 
     def _turned(self, state: State) -> Exception | None:
@@ -210,26 +265,40 @@ class Watch:
             monitor.advance()
         except Exception as error:
             return error
-        self.anchor_losses = None  # values are never compared across sets
+        self.forget_anchor()  # values are never compared across sets
         if isinstance(monitor, RotatingMonitor):
             state.counters.monitor_position = monitor.position
         return None
 
-    def _losses_at(self, state: State, vector: Tensor) -> Tensor:
-        monitor, curvature = self.monitor, state.curvature  # another process may have a monitor and this one not
-        pooled = state.flat.processes.pooled
+    def _losses_at(self, state: State, vector: Tensor, parts: Sequence[slice | None] = ONE.parts) -> list[Tensor]:
+        """Of each of these parts of the batch, to be made small."""
+        if not parts:
+            return []
         with self.placed(state, vector):
-            if isinstance(curvature, MonitoredGradient):
-                evaluate = MonitoredPass(monitor, state.flat, curvature.examples)
-                losses = pooled(None if monitor is None else evaluate)
-                curvature.keep(evaluate, state.flat, at_anchor=vector is state.anchor)
-            else:
-                losses = pooled(None if monitor is None else lambda: monitored_loss(monitor))
-        self._buffers_seen = BuffersSeen(getattr(monitor, "model", None))
-        return -losses if state.method.maximize else losses
+            found = [self._pooled(state, part, at_anchor=vector is state.anchor) for part in parts]
+        self._buffers_seen = BuffersSeen(getattr(self.monitor, "model", None))
+        return [-losses if state.method.maximize else losses for losses in found]
 
-    def _remembers_anchor(self) -> bool:
-        """Is the loss at the anchor known, and of the model as it is? BatchNorm's statistics change each step (D8)."""
-        if self.anchor_losses is None or self._buffers_seen is None:
-            return False
-        return self._buffers_seen.unchanged(getattr(self.monitor, "model", None))
+    def _pooled(self, state: State, part: slice | None, *, at_anchor: bool) -> Tensor:
+        """The losses of all processes at the weights as they are; with a gradient for the curvature that asks."""
+        monitor: Any = self.monitor  # another process may have one and this one not
+        curvature, pooled = state.curvature, state.flat.processes.pooled
+        if isinstance(curvature, MonitoredGradient) and (part is None or part.start == 0):
+            evaluate = MonitoredPass(monitor, state.flat, curvature.examples, part)
+            losses = pooled(None if monitor is None else evaluate)
+            curvature.keep(evaluate, state.flat, at_anchor=at_anchor)
+            return losses
+        if monitor is None:
+            return pooled(None)
+        return pooled(lambda: monitored_loss(monitor) if part is None else monitor.losses_of(part))
+
+    def _known_looks(self) -> int:
+        """How many at the anchor are known, of the model as it is? BatchNorm's statistics change each step (D8)."""
+        seen = self._buffers_seen
+        is_as_it_was = seen is not None and seen.unchanged(getattr(self.monitor, "model", None))
+        return len(self._at_anchor) if is_as_it_was else 0
+
+
+def together(looks: Sequence[Tensor]) -> Tensor:
+    """The losses of several looks as one tensor."""
+    return looks[0] if len(looks) == 1 else torch.cat(list(looks))

@@ -25,9 +25,6 @@ from adaqn.parameters.processes import Group, Processes, is_dtensor
 from adaqn.parameters.shards import FlatParts
 from adaqn.parameters.slices import BUCKET, buckets, check_contiguous
 
-VECTORS = 60
-"""About how many vectors as long as the parameters are kept beside H0's matrices: the cost of a block goes by that."""
-
 
 @dataclass(frozen=True)
 class Grid:
@@ -95,12 +92,14 @@ class FlatBlocks(FlatParts):
     them, and :meth:`publish` gives them to all.
     """
 
-    def __init__(self, params: Sequence[Tensor], processes: Processes | None, scaling: Scaling) -> None:
+    def __init__(self, params: Sequence[Tensor], processes: Processes | None, scaling: Scaling, vectors: int) -> None:
+        """``vectors`` as long as the parameters are kept beside H0's matrices: the cost of a block goes by that."""
         check_contiguous(params)
         self.processes = processes or Processes()
         self.grids = [grid_of(as_real(p).shape, scaling) for p in params]
         every = [(i, block) for i, grid in enumerate(self.grids) for block in grid.blocks]
-        owners = deal([_cost(self.grids[i].shape(block), scaling) for i, block in every], self.processes.count)
+        costs = [_cost(self.grids[i].shape(block), scaling, vectors) for i, block in every]
+        owners = deal(costs, self.processes.count)
         self.dealt: list[list[list[Block]]] = [[[] for _ in params] for _ in range(self.processes.count)]
         """By process and parameter."""
         for (i, block), rank in zip(every, owners, strict=True):
@@ -198,8 +197,8 @@ class FlatBlocks(FlatParts):
         return from_slices(self.processes, saved, self.positions(index))
 
 
-def _cost(shape: tuple[int, ...], scaling: Scaling) -> float:
-    return VECTORS * math.prod(shape) + sum(map(math.prod, scaling.tensor_shapes(shape).values()))
+def _cost(shape: tuple[int, ...], scaling: Scaling, vectors: int) -> float:
+    return vectors * math.prod(shape) + sum(map(math.prod, scaling.tensor_shapes(shape).values()))
 
 
 def _cut(vector: Tensor, blocks: Sequence[Block]) -> list[Tensor]:

@@ -65,6 +65,8 @@ def _rows_last(part: Tensor) -> Tensor:
 
 
 def _all_to_all(processes: Group, rows: Tensor, leaving: list[int], arriving: list[int]) -> Tensor:
+    if rows.shape[1] == 0:  # a history without room for pairs: no bytes to send, in any process
+        return rows.new_empty(sum(arriving), 0)
     sent = rows.contiguous().view(torch.uint8)  # gloo does not send every dtype
     received = sent.new_empty(sum(arriving), sent.shape[1])
     dist.all_to_all_single(received, sent, arriving, leaving, group=processes.group)

@@ -25,6 +25,10 @@ from adaqn.parameters.slices import needs_matrices, slice_bounds
 
 DIAGONAL = "_in_own_coordinates"
 """Behind the name of a vector: what a parameter that has other blocks now begins again with."""
+OTHER_BLOCKS = (
+    "the saved bases of parameter {} are not those of its blocks here: use the block_size and the shards that they "
+    "were saved with; or they are damaged"
+)
 SAME_SUM = 1e-2
 """How far sums of the same numbers in other coordinates may be apart, relative to them."""
 _OF_OTHERS = re.compile(rf"scaling_.*({DIAGONAL}|_shards_else_allow_partial_load)")
@@ -96,8 +100,18 @@ class H0Layout:
         if names <= set(entry):
             self.take(index, entry, tensors)
             if self._fits(index, tensors):
+                self.check_bases(index)
                 return
         self.restart(index, entry)
+
+    def check_bases(self, index: int) -> None:
+        """Are they of these blocks? As many numbers may be those of others; all processes find the same."""
+        if not isinstance(self.scaling, Kronecker):
+            return
+        wrong = sum(not self.scaling.has_bases(part) for part in self.parts_of([index]))
+        here = torch.tensor([float(wrong)], dtype=torch.float64, device=self.flat.device)
+        if float(self.flat.reduce(here)) > 0.0:
+            raise ValueError(OTHER_BLOCKS.format(index))
 
     def take(self, index: int, entry: Mapping[str, Any], tensors: list[dict[str, Tensor]]) -> None:
         """Copy the matrices."""
@@ -111,7 +125,7 @@ class H0Layout:
         sums = [sum(float(t.abs().sum()) for t in found) for found in (averages, self._vectors(index).values())]
         here = torch.tensor(sums, dtype=torch.float64, device=self.flat.device)
         of_averages, of_vectors = self.flat.reduce(here).tolist()
-        return bool(of_averages > 0.0 or of_vectors == 0.0)
+        return not (of_averages == 0.0 and of_vectors != 0.0)  # averages of huge gradients may be nan, and are theirs
 
     def restart(self, index: int, entry: Mapping[str, Any]) -> None:
         """Begin with what is saved in the parameter's own coordinates.
@@ -250,6 +264,8 @@ class ShardedH0(H0Layout):
 
         found = entry.get(self.name(index))
         if found is not None:
+            if found.shape[-1] != 1 + self.longest[index]:
+                raise ValueError(OTHER_BLOCKS.format(index))
             ours = row_per_shard(self.flat.params[index], self.flat.new()[:0].new_zeros(1 + self.longest[index]))
             row = part_like(found.to(ours.dtype), ours).reshape(-1)
             if row[0] == row.new_tensor(seen):
@@ -257,6 +273,7 @@ class ShardedH0(H0Layout):
                                      [t.numel() for t in tensors[index].values()])  # fmt: skip
                 for ours, piece in zip(tensors[index].values(), pieces, strict=True):
                     ours.copy_(piece.view(ours.shape))
+                self.check_bases(index)
                 return
         self.restart(index, entry)
 

@@ -39,7 +39,7 @@ class Expected:
     """Capacity of what is saved with a start and a size."""
     also: Collection[str] = ()
     """Names that may be there, of matrices of H0 that other processes have."""
-    kept_as: str = "the model, memory_size and fisher_size"
+    kept_as: str = "the model, memory_size, fisher_size and block_size"
     """What must be as it was when the state was saved."""
 
 

@@ -18,9 +18,9 @@ from adaqn.parameters.slices import FlatSlices, needs_matrices
 
 
 def flat_parameters(
-    params: Sequence[Tensor], process_group: Any, scaling: Scaling, *, shard_history: bool
+    params: Sequence[Tensor], process_group: Any, scaling: Scaling, *, shard_history: bool, vectors: int
 ) -> FlatParameters:
-    """The vector of these parameters, as they lie on the processes at work."""
+    """The vector of these parameters, as they lie on the processes at work; a method keeps so many vectors."""
     if any(map(is_dtensor, params)):
         if shard_history:
             raise ValueError("shard_history=True with parameters that are sharded already: leave it out")
@@ -29,7 +29,7 @@ def flat_parameters(
         return FlatShards(params, sharing_processes(process_group, params))
     processes = processes_for(process_group, params[0].device)
     if shard_history and has_blocks(scaling):
-        return FlatBlocks(params, in_parts(processes), scaling)
+        return FlatBlocks(params, in_parts(processes), scaling, vectors)
     if shard_history:
         return FlatSlices(params, in_parts(processes))
     return FlatParameters(params, processes)

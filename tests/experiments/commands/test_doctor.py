@@ -2,12 +2,11 @@
 
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 import torch
+from laboratory import command
 from torch import nn
 
 from adaqn import AdaQN
@@ -35,6 +34,7 @@ def with_a_number():
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(doctor, "READ_BYTES", 1 << 20)
+    monkeypatch.setattr(measuring, "REPEATS", 2)
 
 
 def test_memory_is_what_the_optimizer_announces():
@@ -42,7 +42,8 @@ def test_memory_is_what_the_optimizer_announces():
     assert found["model"]["parameters"] == 630
     settings = found["model"]["settings"]
     assert settings["paper"]["bytes"] == AdaQN(small().parameters(), preset="paper").state_size()
-    assert settings["modern"]["bytes"] < settings["paper"]["bytes"]
+    for preset in ("modern", "kronecker"):
+        assert settings[preset]["bytes"] == AdaQN(small().parameters(), preset=preset).state_size()
     assert all(0 < cost["low"] <= cost["seconds_per_step"] <= cost["high"] for cost in settings.values())
     assert found["packages"]["torch"]
     assert settings["AdamW"]["bytes"] == 4 * (2 * 630 + 2)  # two vectors, and a count of each tensor
@@ -102,6 +103,7 @@ def test_the_warning_comes_with_the_numbers(monkeypatch, capsys):
 
 def test_times_are_per_step_with_a_range(monkeypatch):
     ticks = iter([0.0, 1.0, 2.0, 5.0, 5.0, 6.0, 6.0, 8.0, 8.0, 9.0])
+    monkeypatch.setattr(measuring, "REPEATS", 5)
     monkeypatch.setattr(measuring.time, "perf_counter", lambda: next(ticks))
     monkeypatch.setattr(measuring.time, "process_time", lambda: 0.0)
     assert measuring.timed(lambda: None, "cpu", steps=10) == measuring.Times(0.1, 0.1, 0.3, share=0.0)
@@ -128,6 +130,6 @@ def test_a_loss_that_cannot_be_computed_is_one_error():
 
 
 def test_the_command_prints_json():
-    done = subprocess.run([sys.executable, "-m", "adaqn", "doctor", "mlp", "--json"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    done = command("doctor", "mlp", "--threads", 1, "--json")
+    assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["model"]["name"] == "mlp"

@@ -40,7 +40,7 @@ def test_a_finished_run_is_explained_as_its_optimizer_would(tmp_path):
     run.train()
     text = shown(tmp_path).output
     assert text == f"{tmp_path}: finished\n{run.optimizer.explain()}\n"
-    assert "60 steps, 12 cycles with 11 stored" in text
+    assert "60 steps, 12 cycles with 0 rejected" in text
     assert "nothing to change" in text
     found = json.loads(shown(tmp_path, "--json").output)
     assert (found["optimizer"], found["state"], found["is_well"]) == ("adaqn", "finished", True)

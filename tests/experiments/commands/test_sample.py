@@ -29,5 +29,5 @@ def test_words_from_a_trained_model_and_no_text_from_another(tmp_path):
     run_one(replace(SMALL, task="word-lm", limit=4_000), tmp_path / "words")
     assert len(drawn_text(tmp_path / "words", 10).split()) <= 10
     run_one(replace(SMALL, task="mlp", limit=100, length=None), tmp_path / "digits")
-    with pytest.raises(UserError, match="no language model"):
+    with pytest.raises(UserError, match="not a language model"):
         drawn_text(tmp_path / "digits", 5)

@@ -11,8 +11,11 @@ from typer.testing import CliRunner
 from adaqn.experiments.commands.app import app
 from adaqn.experiments.comparison.panels import plan, with_optimizers, with_panels
 from adaqn.experiments.errors import UserError
+from adaqn.experiments.figures import specs
 from adaqn.experiments.figures.specs import FIGURES, PLAIN, SCALES, figure_spec
 from adaqn.experiments.figures.tuning_file import base_json, key, packaged, read_tuning, tuned_by
+from adaqn.experiments.figures.work import FigureWork
+from adaqn.experiments.search.points import IN_TIME
 from adaqn.experiments.training.options import own_options
 
 needs_data = pytest.mark.skipif("ADAQN_DATA" not in os.environ, reason="set ADAQN_DATA to draw from real data")
@@ -29,17 +32,23 @@ def run(*words, code=0):
 
 @NAMES
 @pytest.mark.parametrize("scale", SCALES)
-def test_all_curves_of_a_panel_have_the_same_task_data_model_and_seeds(name, scale):
+def test_all_curves_of_a_panel_have_the_same_task_data_model_and_seeds(name, scale, tmp_path):
+    """At the paper's scale some have fewer seeds; those of a search are of seed 0."""
     spec = figure_spec(name, scale)
-    planned = plan(spec, 3, tuned_by(packaged("quick")))
+    work = FigureWork(spec, 3, tmp_path, known=lambda panel, variant: variant.on(panel.base))
     for panel in spec.panels:
         curves = {}
-        for p in (p for p in planned if p.panel.cell == panel.cell):
-            same = {k: v for k, v in p.config.to_json().items() if k not in VARIED}
-            curves.setdefault((p.variant.name, p.config.lr), []).append(json.dumps(same))
-        assert {variant for variant, _ in curves} == {variant.name for variant in panel.variants}
-        assert len({tuple(sorted(settings)) for settings in curves.values()}) == 1
-        assert all(len(settings) == 3 for settings in curves.values())
+        for curve in (curve for curve in work.curves if curve.panel.cell == panel.cell):
+            for job in curve.planned():
+                same = {k: v for k, v in job.config.to_json().items() if k not in (*VARIED, "seed")}
+                curves.setdefault((curve.variant, job.config.lr), []).append((job.config.seed, json.dumps(same)))
+        assert {variant for variant, _ in curves} == set(panel.variants)
+        assert len({settings for of_curve in curves.values() for _, settings in of_curve}) == 1
+        for (variant, _), of_curve in curves.items():
+            assert [seed for seed, _ in of_curve] == list(range(min(3, variant.most_seeds)))
+        if panel.searched is not None:
+            shorter = {**panel.base.to_json(), "epochs": panel.searched.epochs, "evaluations": 1}
+            assert panel.searched.to_json() == shorter
 
 
 @NAMES
@@ -47,7 +56,7 @@ def test_every_curve_was_tuned_with_the_same_budget_at_the_size_it_is_drawn_at(n
     spec = figure_spec(name, "quick")
     cells = read_tuning(packaged("quick"))
     for panel in spec.panels:
-        if spec.sweep is not None:  # it shows all step sizes
+        if spec.sweep is not None or panel.search == IN_TIME:  # it shows all step sizes, or is of each machine
             continue
         cell = cells[key(panel)]
         assert cell["base"] == base_json(panel)
@@ -96,32 +105,53 @@ def test_a_figure_is_tuned_run_drawn_and_its_runs_are_reused(tmp_path):
     assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/result.json")} == results
 
 
+def drawn_runs(name, panels, tmp_path):
+    only = [word for panel in panels for word in ("--panel", panel)]
+    done = json.loads(run(name, *only, "--epochs", 0.02, "--seeds", 1, "--out", tmp_path, "--json").stdout)
+    assert all(math.isfinite(row["valid_loss"]["mean"]) for row in done["rows"])
+    assert (tmp_path / f"{name}-quick-part.png").stat().st_size > 10_000
+    return len(done["rows"])
+
+
 @needs_data
 @pytest.mark.parametrize(
     ("name", "panels", "runs"),
     [
-        ("lm", (), 18),
-        ("memory", (), 6),
-        ("lstm", (), 9),
+        ("lm", ("Nietzsche, ReLU",), 3),
+        ("memory", ("Penn Treebank, tanh",), 1),
         ("mnist", (), 3),
-        ("ablation", (), 10),
-        ("sensitivity", (), 36),
-        ("robustness", ("Dickens",), 28),
-        pytest.param("robustness", (), 56, marks=pytest.mark.slow),
+        ("ablation", ("Dickens, LSTM",), 5),
     ],
 )
-def test_each_figure_is_drawn_from_real_runs(name, panels, runs, tmp_path):
-    only = [word for panel in panels for word in ("--panel", panel)]
-    done = json.loads(run(name, *only, "--epochs", 0.02, "--seeds", 1, "--out", tmp_path, "--json").stdout)
-    assert len(done["rows"]) == runs
-    assert all(math.isfinite(row["valid_loss"]["mean"]) for row in done["rows"])
-    assert (tmp_path / f"{name}-quick-part.png").stat().st_size > 10_000
+def test_figures_are_drawn_from_real_runs(name, panels, runs, tmp_path):
+    assert drawn_runs(name, panels, tmp_path) == runs
 
 
-def test_an_estimate_runs_nothing_to_its_end(tmp_path):
-    rows = json.loads(run("addition", "--estimate", "--scale", "paper", "--out", tmp_path, "--json").stdout)
-    assert len(rows) == 3
-    assert all(row["hours"] > 0 and row["runs"] == 3 for row in rows)
+@needs_data
+@pytest.mark.parametrize(("name", "curves", "runs"), [("sensitivity", (1, 5), 12), ("robustness", (1,), 7)])
+def test_sweeps_of_fewer_curves_are_drawn_from_real_runs(name, curves, runs, tmp_path, monkeypatch):
+    every = getattr(specs, name.upper())
+    monkeypatch.setattr(specs, name.upper(), tuple(every[i] for i in curves))
+    assert drawn_runs(name, ("Dickens",), tmp_path) == runs
+
+
+@needs_data
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "runs"),
+    [("lm", 18), ("memory", 6), ("lstm", 9), ("ablation", 10), ("sensitivity", 36), ("robustness", 56)],
+)
+def test_each_figure_is_drawn_whole_from_real_runs(name, runs, tmp_path):
+    assert drawn_runs(name, (), tmp_path) == runs
+
+
+def test_a_plan_runs_nothing_to_its_end(tmp_path):
+    words = ["addition", "--plan", "--scale", "paper", "--panel", "50", "--out", tmp_path, "--json"]
+    rows = {row["curve"]: row for row in json.loads(run(*words).stdout)}
+    assert {curve: row["runs"] for curve, row in rows.items()} == {
+        **dict.fromkeys(("adaQN", "Adagrad", "Adam"), 9 + 3), **dict.fromkeys(("adaQN (default)", "SOAP"), 9 + 1),
+    }  # fmt: skip
+    assert all(row["hours"] > 0 for row in rows.values())
     assert not list(tmp_path.glob("runs/*"))
 
 
@@ -132,7 +162,7 @@ def test_mistakes_are_one_clear_error(tmp_path):
     with pytest.raises(UserError, match="no scale called 'huge'"):
         figure_spec("lm", "huge")
     with pytest.raises(UserError, match="--tune first"):
-        plan(spec, 1, tuned_by(tmp_path / "none.json"))
+        FigureWork(spec, 1, tmp_path, known=tuned_by(tmp_path / "none.json"))
     with pytest.raises(UserError, match="no panel of lm is called moby"):
         with_panels(figure_spec("lm", "quick"), ["moby"])
     with pytest.raises(UserError, match="fixed"):

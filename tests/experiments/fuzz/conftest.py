@@ -13,7 +13,7 @@ def here(monkeypatch, tmp_path):
     return tmp_path
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def zygote():
     with Zygote() as process:
         yield process

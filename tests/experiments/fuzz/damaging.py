@@ -7,7 +7,9 @@ import shutil
 
 import torch
 
-NUMBERS = (0, 1, -1, 10**13, 2**53, 10**400, 0.5, -0.5, 1e300)
+from adaqn.experiments.training.claims import CLAIM
+
+NUMBERS = (0, 1, -1, 10**13, 2**53, 10**400, 0.5, -0.5, 1e300, 1.7e308)
 OTHERS = (None, True, "", "x", "5", [], [1], {}, {"a": 1}, "\ud800", "a\nb", "é")
 
 
@@ -108,7 +110,7 @@ def damage_state(rng, path):
 def damage(rng, path):
     """Draw one, do it; returns its name."""
     kinds = [*BYTES, *BYTES, "kind"]
-    if path.suffix in (".json", ".jsonl"):
+    if path.suffix in (".json", ".jsonl") or path.stem == CLAIM:
         kinds += ["value"] * 4
     if path.suffix == ".pt":
         kinds += ["entry"] * 4

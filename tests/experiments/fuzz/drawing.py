@@ -3,55 +3,22 @@
 import contextlib
 import io
 import json
-import queue
+import re
 import sys
-import threading
 import warnings
-from concurrent.futures import Future
 
 import torch
+from inline import inline_workers
 
 from adaqn.experiments.commands import app, doctor
 from adaqn.experiments.data import files
 from adaqn.experiments.optimizers import TABLE
-from adaqn.experiments.search import tune
+from adaqn.experiments.problems.networks import MODELS
 from adaqn.experiments.training import parallel
 from adaqn.experiments.training.config import TASKS
 from adaqn.experiments.training.whole_settings import PROBLEMS
 
 # ---------------------------------------------------------------------- running
-
-
-class InlinePool:
-    """Workers that work where they are called."""
-
-    count = 1
-
-    def __init__(self):
-        self.messages, self.stop, self.interrupted = queue.Queue(), threading.Event(), threading.Event()
-
-    def submit(self, config, folder, data_dir, index=None):
-        future = Future()
-        try:
-            future.set_result(
-                parallel._work(index, config.to_json(), folder, data_dir, self.messages if index is not None else None,
-                               self.stop)
-            )  # fmt: skip
-        except BaseException as error:
-            future.set_exception(error)
-        return future
-
-    def finished(self, config, folder, data_dir):
-        return self.submit(config, folder, data_dir).result()
-
-    def check_interrupt(self):
-        pass
-
-
-@contextlib.contextmanager
-def inline_workers(count):
-    parallel.check_workers(count)
-    yield InlinePool()
 
 
 def offline(*_, **__):
@@ -60,8 +27,7 @@ def offline(*_, **__):
 
 def in_one_process(monkeypatch, folder):
     """Commands start no workers, fetch nothing, and measure no bandwidth."""
-    for module in (parallel, tune):
-        monkeypatch.setattr(module, "started_workers", inline_workers)
+    monkeypatch.setattr(parallel, "started_workers", inline_workers)
     monkeypatch.setattr(files.pooch, "HTTPDownloader", offline)
     monkeypatch.setattr(files, "cache_folder", lambda: folder / "cache")
     monkeypatch.setattr(doctor, "READ_BYTES", 1 << 16)
@@ -92,18 +58,22 @@ def outcome(words):
     return code, said.getvalue(), errors.getvalue()
 
 
+PROGRESS = re.compile(r"adaqn: \d+ of \d+")
+"""Of a run by the optimizer of that name."""
+
+
 def assert_told(errors, words):
     """One line of ours, or typer's box about how the command is used."""
     assert "Traceback" not in errors, (words, errors)
-    lines = [line for line in errors.splitlines() if line.startswith("adaqn: ")]
+    lines = [line for line in errors.splitlines() if line.startswith("adaqn: ") and not PROGRESS.fullmatch(line)]
     assert len(lines) == 1 or "Usage: " in errors or not errors, (words, errors)
 
 
 # ---------------------------------------------------------------------- drawing
 
 ODD = ("", " ", "x", "-1", "0", "1", "2", "0.5", "-0.0", "nan", "inf", "-inf", "1e30", "1e-30", "1e400", "9" * 25,
-       "9" * 4301, "true", "null", "[]", "{}", "é", "\u202e", "a\nb", "--", "0x10", "1_0",
-       "١")  # fmt: skip
+       "9" * 400, "9" * 4301, "true", "null", "[]", "{}", "é", "\u202e", "a\nb", "--", "0x10", "1_0",
+       "١", "\udcff")  # fmt: skip
 """No path leads out of the folder of a test: as root, a command that writes there would."""
 COUNTS = ("1", "1", "2", "3", "5", "8", "0", "-1", "1000000000", "1000000000000", "9" * 30)
 FEW = ("1", "1", "2", "3", "0", "-1", "9" * 30)
@@ -126,7 +96,7 @@ def machine(rng):
 RUN = {
     "--task": (*TASKS, "x"),
     "--problem": (*PROBLEMS["pinn"], *PROBLEMS["fit"], "x"),
-    "--model": ("tanh", "relu", "lstm", "gru", "x"),
+    "--model": (*MODELS, "x"),
     "--optimizer": tuple(TABLE),
     "--layers": COUNTS,
     "--hidden": COUNTS,
@@ -145,6 +115,8 @@ RUN = {
     "--lr": ("0.1", "0.01", "1", "1e30", "1e-30", "0", "-1", "nan", "inf", "1e400"),
     "--clip": SHARES,
     "--average": SHARES,
+    "--averaging": SHARES,
+    "--weight-decay": SHARES,
     "--seed": ("0", "1", "-1", "2147483647", "2147483648"),
     "--schedule": ("constant", "cosine", "x"),
     "--spread": ("variance", "std", "x"),
@@ -153,7 +125,8 @@ RUN = {
 NAMES = ("betas", "eps", "momentum", "weight_decay", "cycle_length", "memory_size", "fisher_size", "scaling", "preset",
          "curvature", "acceptance", "damping", "max_iter", "history_size", "line_search_fn", "foreach", "x", "lr", "",
          "anchor_patience", "reject_window", "history_dtype", "master_weights", "update", "amsgrad",
-         "tolerance_grad", "max_eval", "nesterov", "adam_steps", "regularisation", "curvature_test")  # fmt: skip
+         "tolerance_grad", "max_eval", "nesterov", "adam_steps", "regularisation", "curvature_test", "scaling_eps",
+         "fisher_batch_size", "min_cycle_length", "max_cycle_length", "fisher_device")  # fmt: skip
 VALUES = ("1", "2", "0", "-1", "0.5", "1.5", "null", "true", "false", '"x"', "adam", "kronecker", "[]", "{}",
           "[0.9, 0.99]", '["a", "b"]', "[1]", '{"name": "kronecker", "refresh": 2}', '{"name": "x"}', "1e300", "NaN",
           "9" * 400, "[" * 200, "bfloat16", "paper", "modern", "none", "empirical_fisher", "strong_wolfe",
@@ -200,8 +173,9 @@ def several_words(rng, root):
         search = ["--budget", rng.choice(("1", "4", "0", "-1", "9" * 20)), "--search", rng.choice(("grid", "lr", "x"))]
         return [kind, *run_words(rng, root, most=2), "--optimizers", names, *out, *workers, *search]
     if kind == "figure":
-        figure = rng.choice(("lm", "memory", "lstm", "mnist", "ablation", "sensitivity", "robustness", "x", ""))
+        figure = rng.choice(("lm", "memory", "lstm", "mnist", "ablation", "sensitivity", "robustness", "all", "x", ""))
         how = ["--scale", rng.choice(("quick", "paper", "x")), "--seeds", rng.choice(FEW)]
+        how += rng.choice(([], ["--budget-hours", rng.choice(SHARES)], ["--redraw", "--results", folders(rng, root)]))
         return [kind, figure, *how, *out, *workers, "--tuning", folders(rng, root)]
     what = rng.choice((["--plan"], ["--page", folders(rng, root)], ["--cell", "x"], ["--time", "--cell", "x"]))
     return [kind, "--cells", folders(rng, root), "--results", folders(rng, root), *out, *workers, *what]
@@ -256,7 +230,7 @@ def furnish(root):
 
 
 CELLS = {
-    "seeds": 1, "points": 1, "average": 0.9, "core_methods": ["sgd"],
+    "seeds": 1, "points": 1, "regimes": {"constant": {"warm_up": 0.5, "averaging": 8}}, "core_methods": ["sgd"],
     "core": {"tiny": {"title": "t", "task": "mlp", "hidden": 2, "layers": 1, "limit": 64, "steps": 2}},
 }  # fmt: skip
 """The smallest study."""

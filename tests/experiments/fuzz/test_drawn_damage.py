@@ -20,7 +20,9 @@ from zygote import NOBODY
 from adaqn.experiments.data.digits import read_idx
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.reading import read_json, read_lines
+from adaqn.experiments.results.report import report_data
 from adaqn.experiments.schema import anything
+from adaqn.experiments.training.claims import CLAIM
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.folder import ASKED, CHECKPOINT, CONFIG, CYCLES, DONE, MEASUREMENT, METRICS, RESULT
 from adaqn.experiments.training.parallel import run_one
@@ -36,8 +38,9 @@ RUNS = {
         options={"max_iter": 2},
     ),
 }  # fmt: skip
+TINY = ["--limit", 2_000, "--layers", 1, "--hidden", 4, "--batch-size", 4, "--length", 10]
 SCHEMAS = {RESULT: DONE, CONFIG: ASKED, CYCLES: anything}
-FILES = (CONFIG, METRICS, CHECKPOINT, CYCLES, RESULT)
+FILES = (CONFIG, METRICS, CHECKPOINT, CYCLES, RESULT, f"{CLAIM}.0")
 
 
 def end_of(folder):
@@ -96,6 +99,54 @@ def test_damaged_files_of_runs(runs, record_property):
 @pytest.mark.parametrize("seed", range(1, 11))
 def test_many_damaged_files_of_runs(runs, record_property, seed):
     record_property("tried", {"damaged files": try_runs(*runs, seed, count=300)})
+
+
+# ---------------------------------------------------------------------- many runs, some of them bad
+
+SEEDS = 3
+
+
+@pytest.fixture
+def many(here):
+    """Several seeds of each run, to copy from."""
+    for name, config in RUNS.items():
+        for seed in range(SEEDS):
+            run_one(replace(config, seed=seed), here / "good" / f"{name}-{seed}")
+    return here
+
+
+def try_reports(here, seed, count):
+    """Damage files of some runs: every other run is shown, and each of these is shown or named."""
+    rng = random.Random(seed)
+    for _ in range(count):
+        restored(here / "good", here / "runs")
+        names = sorted(path.name for path in (here / "runs").iterdir())
+        bad = rng.sample(names, rng.randint(1, len(names)))
+        for name in bad:
+            for file in rng.sample((METRICS, RESULT, CHECKPOINT), rng.randint(1, 2)):
+                if (here / "runs" / name / file).is_file():
+                    damage(rng, here / "runs" / name / file)
+        outcome(["report", here / "runs"])
+        data = report_data(here / "runs")
+        told = {other["folder"] for other in data["unfinished"]}
+        assert told <= set(bad), (seed, told, bad)
+        assert data["runs"] + data["copies"] + len(told) >= len(names) - len(gone(here / "runs")), (seed, told, bad)
+    return count
+
+
+def gone(root):
+    """Folders without the files by which a run is known."""
+    return [path for path in root.iterdir() if path.is_dir() and not list(path.glob(RESULT)) + list(path.glob(METRICS))]
+
+
+def test_reports_of_damaged_runs(many, record_property):
+    record_property("tried", {"reports of damaged runs": try_reports(many, seed=0, count=8)})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_many_reports_of_damaged_runs(many, record_property, seed):
+    record_property("tried", {"reports of damaged runs": try_reports(many, seed, count=150)})
 
 
 # ---------------------------------------------------------------------- what is read without a command
@@ -165,7 +216,14 @@ def study(here):
 
 def try_studies(here, seed, count):
     rng = random.Random(seed)
-    files = ("cells.json", "results/tiny/sgd.json", "results/tiny/timing.json", "text.txt", "tuning.json", "page.md")
+    files = (
+        "cells.json",
+        "results/tiny/sgd.constant.json",
+        "results/tiny/timing.json",
+        "text.txt",
+        "tuning.json",
+        "page.md",
+    )
     for _ in range(count):
         restored(here / "good", here / "one")
         file = rng.choice(files)
@@ -235,7 +293,7 @@ def test_what_may_not_be_read_or_written_is_one_line(open_folder, zygote, record
         closed.chmod(mode)
         words = rng.choice((["train", "--resume", "--out", folder], ["sample", folder, "--count", 2],
                             ["explain", folder], ["report", folder.parent],
-                            ["train", "--steps", 1, "--out", folder / "new"],
+                            ["train", *TINY, "--steps", 1, "--out", folder / "new"],
                             ["report", folder.parent, "--out", folder / "page.html"]))  # fmt: skip
         code = zygote.run(words, errors, as_nobody=os.geteuid() == 0, kill_after=300)
         assert code >= 0, f"it hung: {words}"

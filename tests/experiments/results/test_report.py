@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -213,7 +214,7 @@ BAD = {
     "options a list": change_of("config", "options", to=[1]),
     "lr true": change_of("config", "lr", to=True),
     "task of a newer version": change_of("config", "task", to="translation"),
-    "model of a newer version": change_of("config", "model", to="transformer"),
+    "model of a newer version": change_of("config", "model", to="mamba"),
     "optimizer of a newer version": change_of("config", "optimizer", to="adaqn-9"),
     "setting of a newer version": change_of("config", "precision", to="fp8"),
     "dtype of a newer version": change_of("config", "dtype", to="fp8"),
@@ -283,6 +284,35 @@ def test_a_loss_that_is_not_finite_is_null_in_the_page(root, tmp_path):
     group = json.loads(as_script_data(report_data(tmp_path)))["panels"][0]["groups"][0]
     assert group["test"]["mean"] is None
     assert set(group["loss"]["mean"]) == {None}
+
+
+def test_losses_that_are_almost_infinite_have_a_mean(root, tmp_path):
+    """Their sum is more than a float holds."""
+    for name in ("adaqn-0", "adaqn-1"):
+        shutil.copytree(root / name, tmp_path / name)
+        unsealed(tmp_path / name / RESULT)
+        for file in (METRICS, RESULT):
+            text = (tmp_path / name / file).read_text()
+            (tmp_path / name / file).write_text(text.replace('"test_loss": ', '"test_loss": 1.7e308, "was": '))
+    group = report_data(tmp_path)["panels"][0]["groups"][0]
+    assert group["seeds"] == [0, 1]
+    assert group["test"]["mean"] == pytest.approx(1.7e308)
+
+
+def test_a_run_is_found_however_deep_it_lies(root, tmp_path, monkeypatch):
+    depth = sys.getrecursionlimit() + 10
+    monkeypatch.chdir(tmp_path)
+    for _ in range(depth):
+        os.mkdir("d")
+        os.chdir("d")
+    shutil.copytree(root / "adam", "run")
+    try:
+        assert report_data(tmp_path)["runs"] == 1
+    finally:  # what removes the folders of tests would not come so deep
+        shutil.rmtree("run")
+        for _ in range(depth):
+            os.chdir("..")
+            os.rmdir("d")
 
 
 # ---------------------------------------------------------------------- in a browser
@@ -487,15 +517,16 @@ def test_two_runs_side_by_side_show_what_differs(page):
     second.select_option(chosen[1])
 
 
-def test_verdicts_are_said_in_words_where_there_is_nothing_to_draw(browser, root, tmp_path, monkeypatch):
+@pytest.mark.parametrize("end, words", [("kept", "every one kept"), ("stored", "every one stored a pair")])
+def test_verdicts_are_said_in_words_where_there_is_nothing_to_draw(browser, root, tmp_path, monkeypatch, end, words):
     calm = report_data(root / "adaqn-0")
     verdicts = calm["panels"][0]["groups"][0]["verdicts"]
-    verdicts["skipped"] = verdicts["rejected"] = [0] * len(verdicts["stored"])
+    verdicts |= {name: [int(name == end)] * len(found) for name, found in verdicts.items()}
     monkeypatch.setattr(report, "report_data", lambda root: calm)
     page = browser.new_page()
     page.goto(write_report(root, tmp_path / "report.html").as_uri())
     card = page.locator(".card").filter(has=page.get_by_role("heading", name="Verdicts", exact=True))
-    assert "every one stored a pair" in card.inner_text()
+    assert words in card.inner_text()
     assert not card.locator(".plot").is_visible()
     page.close()
 

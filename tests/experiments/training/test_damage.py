@@ -4,7 +4,9 @@ import io
 import json
 import os
 import random
+import resource
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from laboratory import at_step, command, refused, same_run, unsealed
 
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.training import storage
-from adaqn.experiments.training.checkpoint import load_checkpoint
+from adaqn.experiments.training.checkpoint import load_checkpoint, save_checkpoint
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.folder import CHECKPOINT, CONFIG, METRICS, RESULT, finished
 from adaqn.experiments.training.parallel import run_one
@@ -153,9 +155,9 @@ def test_nothing_takes_the_place_of_a_device_or_a_folder(tmp_path):
     """As root one could."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
-    for name in ("pipe", "folder"):
+    for path in (tmp_path / "pipe", tmp_path / "folder", Path(), Path(".."), Path("/")):
         with pytest.raises(UserError, match="there is something that is no file; it was left in place"):
-            storage.write_atomically(tmp_path / name, b"1")
+            storage.write_atomically(path, b"1")
     assert (tmp_path / "pipe").is_fifo()
     assert (tmp_path / "folder").is_dir()
 
@@ -277,3 +279,17 @@ def test_files_of_versions_without_checksums_are_read(stopped, expected):
     unsealed(stopped / RESULT)
     same_run(finished(stopped), done)
     same_run(done, expected)
+
+
+def test_a_disk_that_is_full_leaves_the_checkpoint_before(tmp_path):
+    """torch would make an error of its own of what the file says."""
+    save_checkpoint(tmp_path / "checkpoint.pt", {"model": torch.zeros(10)})
+    before, (soft, hard) = (tmp_path / "checkpoint.pt").read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(UserError, match=r"cannot write .*checkpoint\.pt: File too large"):
+            save_checkpoint(tmp_path / "checkpoint.pt", {"model": torch.zeros(100_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (tmp_path / "checkpoint.pt").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.pt"]

@@ -1,10 +1,10 @@
 """The folder of a run: claimed, whole, and of the data that it was made with."""
 
 import json
+import os
 from dataclasses import replace
 
 import pytest
-from filelock import FileLock
 from laboratory import refused
 
 from adaqn.experiments.commands.sample import drawn_text
@@ -12,7 +12,7 @@ from adaqn.experiments.errors import UserError
 from adaqn.experiments.optimizers import TABLE
 from adaqn.experiments.results.report import collect
 from adaqn.experiments.training.config import RunConfig
-from adaqn.experiments.training.folder import LOCK, folder_name
+from adaqn.experiments.training.folder import claimed, folder_name
 from adaqn.experiments.training.options import resolved
 from adaqn.experiments.training.parallel import run_one
 
@@ -20,7 +20,7 @@ SMALL = RunConfig(layers=1, hidden=12, limit=12_000, steps=20, batch_size=8, len
 
 
 def test_two_processes_do_not_share_a_folder(tmp_path):
-    with FileLock(tmp_path / LOCK), pytest.raises(UserError, match="another process is at work there"):
+    with claimed(tmp_path), pytest.raises(UserError, match=rf"process {os.getpid()} of .* is at work there"):
         run_one(SMALL, tmp_path)
 
 

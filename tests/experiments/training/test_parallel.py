@@ -1,14 +1,24 @@
-"""Runs side by side in processes of their own."""
+"""Runs side by side in processes of their own, in an order, within a budget; what dies is made again."""
 
+import math
 import signal
 import subprocess
+import time
 from dataclasses import replace
 
 import psutil
-from laboratory import ADAQN, wait_until, without_time
+import pytest
+from inline import inline_workers
+from laboratory import ADAQN, same_run, wait_until, without_time
 
+from adaqn.experiments.errors import UserError
+from adaqn.experiments.training import parallel
+from adaqn.experiments.training.claims import busy
 from adaqn.experiments.training.config import RunConfig
-from adaqn.experiments.training.parallel import run_all, run_one
+from adaqn.experiments.training.folder import CHECKPOINT, RESULT, folder_name
+from adaqn.experiments.training.pace import Left, Pace
+from adaqn.experiments.training.parallel import Job, deadline, run_all, run_one, work_off
+from adaqn.experiments.training.run import Progress
 from limits import LIMIT
 
 SMALL = RunConfig(layers=1, hidden=12, limit=12_000, steps=12, batch_size=8, length=20, evaluations=20, lr=0.01)
@@ -57,3 +67,136 @@ def test_warnings_of_a_worker_go_into_its_folder(tmp_path):
     odd = replace(SMALL, optimizer="adaqn", options={"curvature_eps": 1e9, "cycle_length": 1}, steps=60)
     (done,) = run_all([odd], tmp_path, 1)
     assert "stored no curvature pair" in (done.folder / "warnings.txt").read_text(encoding="utf-8")
+
+
+# ---------------------------------------------------------------------- what is due
+
+
+def jobs_of(root, configs, groups=None):
+    groups = groups or [(0,)] * len(configs)
+    return [Job(config, root / folder_name(config), group) for config, group in zip(configs, groups, strict=True)]
+
+
+def not_finished(jobs):
+    return lambda: [job for job in jobs if not (job.folder / RESULT).exists()]
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Looks at every moment, and gives runs no time before others may have their place."""
+    for name in ("LISTEN", "LOOK_AGAIN", "SLICE"):
+        monkeypatch.setattr(parallel, name, 0.02)
+
+
+def test_groups_are_made_in_their_order_and_what_follows_from_a_result_at_once(tmp_path, monkeypatch, impatient):
+    """What is due is asked again after every run: nothing waits for a round to end."""
+    monkeypatch.setattr(parallel, "started_workers", inline_workers)
+    first, last, later = (replace(SMALL, optimizer="adam", steps=2, seed=seed) for seed in range(3))
+    jobs = jobs_of(tmp_path, [last, first, later], [(1,), (0, 0), (0, 1)])
+    made = []
+
+    def due():
+        finished = {job.folder for job in jobs if (job.folder / RESULT).exists()}
+        made.extend(folder for folder in finished if folder not in made)
+        known = (
+            [jobs[1], jobs[0]] if jobs[1].folder not in finished else [jobs[2], jobs[0]]
+        )  # it follows from the first
+        return [job for job in known if job.folder not in finished]
+
+    assert work_off(due, 1).complete
+    due()
+    assert made == [jobs[1].folder, jobs[2].folder, jobs[0].folder]
+
+
+def test_the_end_of_the_budget_saves_runs_and_they_go_on(tmp_path, impatient):
+    config = replace(SMALL, optimizer="adam", steps=400, evaluations=1)
+    (job,) = jobs = jobs_of(tmp_path / "shared", [config])
+    limit = [math.inf]
+
+    def stop(job, progress):
+        if progress.step > 5:
+            limit[0] = 0.0
+
+    class Until(float):
+        def __le__(self, now):  # the moment comes when the run is at work
+            return limit[0] <= now
+
+    outcome = work_off(not_finished(jobs), 1, until=Until(), listener=stop)
+    assert not outcome.complete
+    assert (job.folder / CHECKPOINT).exists()
+    assert not (job.folder / RESULT).exists()
+    assert busy(job.folder, time.time()) is None
+    same_run(run_one(config, job.folder), run_one(config, tmp_path / "alone"))
+
+
+def test_long_runs_of_a_group_advance_side_by_side(tmp_path, impatient):
+    """With one worker for two: whoever is ahead makes room, saved."""
+    configs = [replace(SMALL, optimizer=name, steps=300, evaluations=20) for name in ("adam", "adagrad")]
+    jobs = jobs_of(tmp_path / "shared", configs)
+    seen = []
+
+    def note(job, progress):
+        if not seen or seen[-1] != job.folder:
+            seen.append(job.folder)
+        if len(seen) > 3:  # seen often enough
+            parallel.SLICE = math.inf
+
+    assert work_off(not_finished(jobs), 1, listener=note).complete
+    assert len(seen) > 2, "the second had to wait for the end of the first"
+    for job in jobs:
+        same_run(run_one(job.config, job.folder), run_one(job.config, tmp_path / job.config.optimizer))
+
+
+def test_a_worker_that_dies_takes_nothing_with_it(tmp_path, impatient):
+    configs = [replace(SMALL, optimizer=name, steps=300, evaluations=20) for name in ("adam", "adagrad")]
+    jobs, killed = jobs_of(tmp_path / "shared", configs), []
+
+    def kill(job, progress):
+        if progress.step > 5 and not killed:
+            family = psutil.Process().children()
+            killed.append(next(process for process in family if "spawn_main" in " ".join(process.cmdline())))
+            killed[0].kill()
+
+    outcome = work_off(not_finished(jobs), 2, listener=kill)
+    assert killed
+    assert outcome.complete
+    assert not outcome.failures
+    for job in jobs:
+        same_run(run_one(job.config, job.folder), run_one(job.config, tmp_path / job.config.optimizer))
+
+
+def test_one_that_fails_stops_the_others_or_not(tmp_path, monkeypatch, impatient):
+    monkeypatch.setattr(parallel, "started_workers", inline_workers)
+    wrong = replace(SMALL, optimizer="adam", options={"nosuch": 1})
+    jobs = jobs_of(tmp_path, [wrong, replace(SMALL, optimizer="adam", steps=2)], [(0,), (1,)])
+    outcome = work_off(not_finished(jobs), 1, keep_going=True)
+    assert outcome.complete
+    assert list(outcome.failures) == [jobs[0].folder]
+    assert "nosuch" in str(outcome.failures[jobs[0].folder])
+    assert (jobs[1].folder / RESULT).exists()
+    with pytest.raises(UserError, match="nosuch"):
+        work_off(not_finished(jobs), 1)
+
+
+def test_a_budget_is_a_number_of_hours():
+    assert deadline(None) == math.inf
+    assert 0.0 < deadline(1.0) - time.monotonic() <= 3600.0
+    for wrong in (-1.0, math.nan):
+        with pytest.raises(UserError, match="hours of at least 0"):
+            deadline(wrong)
+
+
+def test_what_is_left_takes_as_long_as_its_like(tmp_path, monkeypatch):
+    now, pace = [0.0], Pace()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    job = Job(replace(SMALL, optimizer="adam", steps=100), tmp_path / "a", (), "cell")
+    assert pace.seconds([Left("cell", "adam", 1, 100.0)]) == (0.0, False)
+    for step in (10, 30):
+        pace.note(job, Progress(step, 100, None))
+        now[0] += 40.0  # 20 steps
+    assert pace.seconds([Left("cell", "adam", 2, 150.0), Left("cell", "soap", 1, 10.0)]) == (320.0, True)
+    assert pace.seconds([Left("cell", "adam", 1, 1.0), Left("other", "adam", 1, 10.0)]) == (2.0, False)
+    pace.note(job, Progress(20, 100, None))  # resumed from an older checkpoint
+    now[0] += 5.0
+    pace.note(job, Progress(30, 100, None))
+    assert pace.seconds([Left("cell", "adam", 1, 2.0)]) == (1.0, True)

@@ -71,9 +71,9 @@ app.command(cls=Command, epilog=examples("doctor"))(doctor)
 def run() -> None:
     """Mistakes of the user are one line and exit code 2; Ctrl-C is exit code 130."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(
-            line_buffering=True
-        )  # also in a pipe, where Python would hold back some 8,000 characters
+        # Lines also in a pipe, where Python would hold back some 8,000 characters; and what the encoding of a terminal
+        # does not have, or half a character in the name of a folder, is told by its number.
+        sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")
     try:
         check_command(sys.argv[1:])
         app()
@@ -87,5 +87,5 @@ def run() -> None:
         if isinstance(end, SystemExit) and end.code != 130:
             raise
         again = "'adaqn train --resume --out FOLDER'" if sys.argv[1:2] == ["train"] else "the same command"
-        print(f"adaqn: interrupted; what was done so far is saved, and {again} goes on", file=sys.stderr)
+        print(f"adaqn: interrupted; what was done so far is saved, and {again} continues", file=sys.stderr)
         sys.exit(130)

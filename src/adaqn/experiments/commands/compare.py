@@ -16,7 +16,7 @@ from adaqn.experiments.commands.options import AsJson, DataDir, Workers, run_opt
 from adaqn.experiments.comparison.headline import Contender, headline
 from adaqn.experiments.comparison.panels import Comparison, Curve, Panel, Variant, View, plan, run_planned
 from adaqn.experiments.comparison.plots import draw_comparison
-from adaqn.experiments.comparison.summary import spread, verdicts
+from adaqn.experiments.comparison.summary import cycles_text, spread
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.optimizers import entry
 from adaqn.experiments.results.report import write_report
@@ -37,11 +37,11 @@ def compare(
     optimizers: Annotated[
         str,
         typer.Option(
-            help="Names with commas between; name:lr sets a step size, a name alone has its default. By default "
-            "adaQN's is not tuned, and the others' are: for this network, on two other texts."
+            help="Names, separated by commas; name:lr sets a step size instead of the optimizer's default. By default "
+            "adaQN's is not tuned. The others' were tuned for this network, on two other texts."
         ),
     ] = RIVALS,
-    seeds: Annotated[int, typer.Option(help="Runs of each, with seeds 0, 1, ...")] = 1,
+    seeds: Annotated[int, typer.Option(help="Number of runs of each, with seeds 0, 1, ...")] = 1,
     workers: Workers = 2,
     out: Annotated[Path, typer.Option(help="Where runs, figures and tables go.")] = Path("runs/compare"),
     data_dir: DataDir = None,
@@ -77,11 +77,14 @@ def compare(
 def print_rows(rows: list[dict[str, Any]], title: str, loss: str) -> None:
     """The table in the terminal."""
     columns = {
-        "optimizer": "optimizer", "lr": "lr", loss: "test", "spread": "spread", "valid loss": "valid",
-        "seconds": "seconds", "memory": "memory", "stored / skipped / rejected": "cycles",
+        "optimizer": "optimizer", "lr": "lr", loss: "test", "at the average": "averaged", "spread": "spread",
+        "valid loss": "valid",
+        "seconds": "seconds", "memory": "memory", "cycles": "cycles",
     }  # fmt: skip
     if all(row["seeds"] == 1 for row in rows):
         del columns["spread"]
+    if all(row["averaged"] == "–" for row in rows):
+        del columns["at the average"]
     table = Table(title=title)
     for name in columns:
         table.add_column(name, justify="left" if name == "optimizer" else "right")
@@ -129,22 +132,29 @@ def rounded(value: float) -> float:
     return round(value, 4) if not abs(value) < 0.001 else float(f"{value:.3g}")
 
 
+def _averaged(finals: list[dict[str, Any]]) -> float | str:
+    """The mean test loss at the average of the weights, of those that have one."""
+    losses = [final.get("averaged_test_loss") for final in finals]
+    return "–" if None in losses else rounded(spread(losses)["mean"])
+
+
 def summary(curves: list[Curve]) -> list[dict[str, Any]]:
     """One row per optimizer, best first: mean and spread over seeds of the final test loss."""
     rows = []
     for curve in curves:
         finals, first = [run.result["final"] for run in curve.runs], curve.runs[0].result
-        test, cycles = spread([final["test_loss"] for final in finals]), verdicts(finals)
+        test = spread([final["test_loss"] for final in finals])
         rows.append(
             {
                 "optimizer": entry(curve.variant.optimizer).label,
                 "lr": curve.variant.lr,
                 "test": rounded(test["mean"]),
+                "averaged": _averaged(finals),
                 "spread": rounded(test["high"] - test["low"]) if len(finals) > 1 else "–",
                 "valid": rounded(spread([final["valid_loss"] for final in finals])["mean"]),
                 "seconds": round(statistics.fmean(run.result["seconds"] for run in curve.runs), 1),
                 "memory": "–" if first.get("optimizer_bytes") is None else size(first["optimizer_bytes"]),
-                "cycles": "–" if cycles is None else "/".join(map(str, cycles.values())),
+                "cycles": cycles_text(finals),
                 "seeds": len(finals),
                 "unit": first["unit"],
                 "data_sha256": first["data_sha256"],

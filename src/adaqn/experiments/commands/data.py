@@ -14,14 +14,12 @@ from adaqn.experiments.data import files
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.reading import content
 
-data_app = typer.Typer(
-    help="The data sets: what is there, what can be fetched, whether it is intact.", no_args_is_help=True, cls=Group
-)
+data_app = typer.Typer(help="The data sets: list, download and verify them.", no_args_is_help=True, cls=Group)
 
 
 @data_app.command("list", cls=Command, epilog=examples("data list"))
 def data_list(data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """What is there, and where."""
+    """List the data sets, and where their files are."""
     rows = [
         {"data": name, "file": file.path, "found": str(path) if (path := files.find(file, data_dir)) else None}
         for name, members in files.DATA_SETS.items()
@@ -41,7 +39,7 @@ def data_download(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch what is not there into the cache, checked by its sha256."""
+    """Download missing files into the cache, checked by their sha256."""
     rows = []
     for name in names or files.DATA_SETS:
         for file in members_of(name):

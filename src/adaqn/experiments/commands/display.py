@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -16,8 +18,13 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from adaqn.experiments.training.pace import Left, Pace
+from adaqn.experiments.training.parallel import Job
 from adaqn.experiments.training.run import Progress as RunProgress
 from adaqn.experiments.training.timing import Cost
+
+TELL_EVERY, WRITE_EVERY = 5.0, 300.0
+"""Seconds between two looks at what is left, and between two lines about it where there is no terminal."""
 
 
 def loss_text(loss: float) -> str:
@@ -148,6 +155,72 @@ def figure_bar(total: int, *, quiet: bool = False) -> Iterator[Callable[[int, Ru
                 bars.update(bar, said=f"{finished} finished, loss of the latest {loss_text(progress.loss)}")
 
         yield told
+
+
+def duration(seconds: float) -> str:
+    """In words.
+
+    >>> duration(40), duration(4000), duration(400000)
+    ('40 s', '1 h 07 min', '4 days 15 h')
+    """
+    minutes, hours = round(seconds / 60), round(seconds / 3600)
+    if minutes < 2:
+        return f"{seconds:.0f} s"
+    if hours < 48:
+        return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+    return f"{hours // 24} days {hours % 24} h"
+
+
+class WorkBar:
+    """How far many runs are and how long they will take, from the seconds that their like took so far."""
+
+    def __init__(self, left: Callable[[], list[Left]], workers: int, until: float, console: Console) -> None:
+        self.left, self.workers, self.until, self.console = left, workers, until, console
+        self.pace = Pace()
+        self.runs = sum(part.runs for part in left())
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn())
+        self.bars = Progress(*columns, console=console, refresh_per_second=4)
+        self.bar = self.bars.add_task("", total=1.0)
+        self._begun = self._told = self._written = time.monotonic()
+
+    def told(self, job: Job, progress: RunProgress) -> None:
+        """Of one run."""
+        self.pace.note(job, progress)
+        now = time.monotonic()
+        if now - self._told < TELL_EVERY:
+            return
+        self._told = now
+        line, share = self._said(now)
+        if self.console.is_terminal:
+            self.bars.start()
+            self.bars.update(self.bar, completed=share, description=line)
+        elif now - self._written > WRITE_EVERY:
+            self._written = now
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def _said(self, now: float) -> tuple[str, float]:
+        left = self.left()
+        seconds, is_all = self.pace.seconds(left)
+        spent = (now - self._begun) * self.workers
+        done = self.runs - sum(part.runs for part in left)
+        more = "" if is_all else "more than "
+        line = f"{done} of {self.runs} runs, {more}{duration(seconds / self.workers)} left"
+        if self.until < math.inf:
+            line += f", the budget ends in {duration(max(0.0, self.until - now))}"
+        return line, spent / (spent + seconds)
+
+
+@contextmanager
+def work_bar(left: Callable[[], list[Left]], workers: int, until: float, *, quiet: bool = False) -> Iterator[WorkBar]:
+    """Shown from the first word of a worker on."""
+    bar = WorkBar(left, workers, until, Console(stderr=True, quiet=quiet))
+    with shown_from_the_first_word(bar.bars):
+        yield bar
+
+
+def say(line: str, quiet: bool) -> None:
+    if not quiet:
+        Console().print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def print_costs(costs: Sequence[Cost], workers: int, console: Console) -> None:

@@ -25,25 +25,30 @@ from adaqn.experiments.commands.options import AsJson, DataDir, Device, Threads
 from adaqn.experiments.data import files
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.problems.catalogue import make_task
+from adaqn.experiments.problems.networks import CONV, TRANSFORMER
 from adaqn.experiments.training.config import TASKS, RunConfig, check_machine
 from adaqn.experiments.training.storage import json_text
 
-PACKAGES = ("adaqn", "torch", "optuna", "plotly", "matplotlib", "scikit-learn", "pooch", "pytorch_optimizer")
+PACKAGES = ("adaqn", "torch", "plotly", "matplotlib", "scikit-learn", "pooch", "pytorch_optimizer")
 BFLOAT16: dict[str, Any] = {"history_dtype": torch.bfloat16, "fisher_dtype": torch.bfloat16}
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     f"{preset}{', bfloat16 history' if dtypes else ''}": (preset, dtypes)
     for preset in PRESETS
     if preset != "default"
     for dtypes in ({}, BFLOAT16)
+    if not dtypes or PRESETS[preset].pairs.memory_size  # a history to be made narrower
 }
 RIVALS = {"AdamW": "adamw", "SOAP": "soap"}
 READ_BYTES = 1 << 30
+NETWORKS = {TRANSFORMER: "char-lm", CONV: "mlp"}
+"""Models that no task has by default, and a task that they can learn."""
 Loss = Callable[[], Tensor]
 
 
 def doctor(
     model: Annotated[
-        str | None, typer.Argument(help="A task, or module:function that returns a model or (model, loss).")
+        str | None,
+        typer.Argument(help="A task, transformer, conv, or module:function that returns a model or (model, loss)."),
     ] = None,
     threads: Threads = 2,
     device: Device = "cpu",
@@ -74,7 +79,7 @@ def print_costs(found: dict[str, Any]) -> None:
         size = readable_size(cost["bytes"]) if "bytes" in cost else "–"
         table.add_row(f"AdaQN, {name}" if name in SETTINGS else name, size, middle, f"{low} to {high}")
     Console().print(table)
-    print("A step is without forward and backward, and AdaQN's without its monitor; the range is of 5 repeats.")
+    print("Times of a step exclude forward and backward, and AdaQN's monitor; the range is over 5 repeats.")
     for note in found["notes"]:
         print(note)
 
@@ -104,7 +109,9 @@ def examine_model(model: str, data_dir: Path | None, device: str) -> dict[str, A
     network, loss = load_model(model, data_dir, device)
     settings, times, notes, passes = {}, [], [], None
     if loss is None:
-        notes.append("forward and backward: let the function return (model, loss), loss() being the loss of a batch")
+        notes.append(
+            "to time forward and backward, let the function return (model, loss), where loss() is the loss of a batch"
+        )
     else:
         times.append(_passes(model, loss, network, device))
         passes = times[0].as_dict()
@@ -148,13 +155,16 @@ def read_bandwidth(device: str = "cpu") -> float:
 
 def load_model(name: str, data_dir: Path | None, device: str = "cpu") -> tuple[nn.Module, Loss | None]:
     """The model of a task at its defaults and the loss of a batch, or what ``module:function`` returns."""
-    if name in TASKS:
-        task = make_task(replace(RunConfig(task=name).complete(), device=device), data_dir)
+    if name in TASKS or name in NETWORKS:
+        base = RunConfig(task=name) if name in TASKS else RunConfig(task=NETWORKS[name], model=name)
+        task = make_task(replace(base.complete(), device=device), data_dir)
         network, (x, target) = task.model(), task.batch(0)
         return network, lambda: task.losses(network(x), target).mean()
     module, separator, function = name.partition(":")
     if not separator:
-        raise UserError(f"a model is one of {', '.join(TASKS)}, or module:function that returns one; got {name!r}")
+        raise UserError(
+            f"a model is one of {', '.join([*TASKS, *NETWORKS])}, or module:function that returns one; got {name!r}"
+        )
     sys.path.insert(0, "")
     try:
         made = getattr(importlib.import_module(module), function)()
@@ -166,7 +176,7 @@ def load_model(name: str, data_dir: Path | None, device: str = "cpu") -> tuple[n
     if loss is not None and not callable(loss):
         raise UserError(f"{name} returned a model and {type(loss).__name__}, not a function that computes a loss")
     if not any(p.requires_grad and p.numel() for p in network.parameters()):
-        raise UserError(f"the model of {name} has no parameter that is trained")
+        raise UserError(f"the model of {name} has no trainable parameter")
     if loss is None:
         network = network.to(device)  # otherwise its batch is where it is
     return network, loss

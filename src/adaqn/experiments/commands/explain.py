@@ -26,7 +26,7 @@ def explain(
     folder: Annotated[Path, typer.Argument(help="Folder of a run with adaQN or another method of its family.")],
     as_json: AsJson = False,
 ) -> None:
-    """What happened in the last cycles of a run, in plain words, and what to change. Also while it runs."""
+    """Say what happened in the last cycles of a run, and what to change. The run may still be running."""
     about, found = explain_run(folder)
     if as_json:
         print(json_text({**about, **found.as_dict()}, indent=2))

@@ -1,4 +1,4 @@
-"""``adaqn figure``: tune if asked to, estimate, run what is missing, draw."""
+"""``adaqn figure``: search step sizes where none are known, run what fits into the budget, keep the results, draw."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from rich.console import Console
 from rich.table import Table
 
 from adaqn.experiments.commands.compare import parse_optimizers
-from adaqn.experiments.commands.display import count_bars, figure_bar, print_costs
-from adaqn.experiments.commands.options import AsJson, DataDir, Device, DtypeName, Threads, Workers
+from adaqn.experiments.commands.display import print_costs, say
+from adaqn.experiments.commands.options import AsJson, BudgetHours, DataDir, Device, DtypeName, ManyWorkers, Threads
+from adaqn.experiments.commands.physics_figure import noise_figure, pinn_figure
+from adaqn.experiments.commands.working import run_what_fits, tell_end
 from adaqn.experiments.comparison import panels
-from adaqn.experiments.comparison.panels import Comparison, Planned
+from adaqn.experiments.comparison.panels import Comparison, Curve
 from adaqn.experiments.comparison.plots import draw_comparison
 from adaqn.experiments.comparison.summary import summary_rows
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.figures.noise import draw_noise, noise_rows, noise_spec
-from adaqn.experiments.figures.pinn import RIVALS, draw_pinn, pinn_spec
+from adaqn.experiments.figures.kept import keep, kept_curves
+from adaqn.experiments.figures.pinn import RIVALS
 from adaqn.experiments.figures.specs import FIGURES, PLAIN, figure_spec
-from adaqn.experiments.figures.tuning_file import key, packaged, search_panel, tuned_by
-from adaqn.experiments.results.report import write_report
+from adaqn.experiments.figures.tuning_file import packaged, tuned_by, write_tuning
+from adaqn.experiments.figures.work import FigureWork, costs
+from adaqn.experiments.search.tune import CurveSearch
 from adaqn.experiments.training.config import RunConfig
-from adaqn.experiments.training.folder import finished, folder_name
-from adaqn.experiments.training.opening import open_run
-from adaqn.experiments.training.parallel import check_workers
+from adaqn.experiments.training.parallel import check_workers, cores
 from adaqn.experiments.training.storage import json_text, write_json
-from adaqn.experiments.training.timing import Cost, cost_of
 from adaqn.experiments.training.whole_settings import EVALUATIONS, PROBLEMS
 
-PINN, NOISE = "pinn", "noise"
-
-
+PINN, NOISE, ALL = "pinn", "noise", "all"
+KEPT = Path("experiments/paper")
+"""The results at the paper's scale are committed."""
 USUAL_STEPS = {PINN: EVALUATIONS, NOISE: 1_000}
 
 
@@ -55,16 +55,29 @@ def figure(
     tune: Annotated[
         bool,
         typer.Option(
-            "--tune", help="First search step sizes on seed 0, the same budget for every curve, by validation loss."
+            "--tune",
+            help="First search step sizes on seed 0, the same budget for every curve, by validation loss. At the "
+            "paper's scale this is the default.",
         ),
     ] = False,
     tuning: Annotated[
-        Path | None, typer.Option(help="File with tuned step sizes; by default the one that comes with adaqn.")
+        Path | None, typer.Option(help="File with tuned step sizes, or 'quick'; by default the one of the scale.")
     ] = None,
-    only_estimate: Annotated[
-        bool, typer.Option("--estimate", help="Say how long it would take here, and stop.")
+    only_plan: Annotated[
+        bool, typer.Option("--plan", "--estimate", help="Say how long it would take here, and stop.")
     ] = False,
-    workers: Workers = 2,
+    budget_hours: BudgetHours = None,
+    redraw: Annotated[
+        bool, typer.Option("--redraw", help="Run nothing: draw from the kept results; 'all' is every figure.")
+    ] = False,
+    results: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where the small files with results are kept.",
+            show_default=f"{KEPT} at the paper's scale, else a folder in --out",
+        ),
+    ] = None,
+    workers: ManyWorkers = None,
     threads: Threads = 1,
     device: Device = "cpu",
     out: Annotated[Path, typer.Option(help="Where runs and figures go; finished runs are reused.")] = Path(
@@ -75,11 +88,15 @@ def figure(
 ) -> None:
     """One figure of the paper, or of a claim in its text: every curve a mean over seeds with its range.
 
+    Killed at any moment, the same command goes on. Many machines may work at it in one shared folder --out.
+
     pinn is an equation: its solution, the error of the best network, and loss and error of all rivals. noise is the
     same equation with points that are drawn anew: the loss at the end by points per sample.
     """
+    count = check_workers(cores() if workers is None else workers)
     if name in (PINN, NOISE):
-        refuse_for(name, scale != "quick" or bool(panel) or epochs is not None or tune or tuning is not None)
+        own = scale != "quick" or bool(panel) or epochs is not None or tune or tuning is not None
+        refuse_for(name, own or budget_hours is not None or redraw or results is not None)
         base = RunConfig(
             task="pinn", problem=problem, steps=steps or USUAL_STEPS[name], dtype=dtype.value, schedule="cosine",
             threads=threads, device=device,
@@ -87,41 +104,84 @@ def figure(
         if name == NOISE:
             if optimizers:
                 raise UserError("the curves of noise are fixed: leave out --optimizers")
-            noise_figure(base, seeds, only_estimate, workers, out, data_dir, as_json)
+            noise_figure(base, seeds, only_plan, count, out, data_dir, as_json)
             return
-        pinn_figure(base, optimizers or RIVALS, seeds, only_estimate, workers, out, data_dir, as_json)
+        pinn_figure(base, optimizers or RIVALS, seeds, only_plan, count, out, data_dir, as_json)
         return
-    spec = panels.with_sizes(figure_spec(name, scale), epochs=epochs, threads=threads, device=device)
-    if optimizers:
-        spec = panels.with_optimizers(spec, PLAIN, [optimizer for optimizer, _ in parse_optimizers(optimizers)])
-    if panel:
-        spec = panels.with_panels(spec, panel)
-    path = tuning or (out / f"tuning-{scale}.json" if tune else packaged(scale))
-    check_workers(workers)
+    kept = results or (KEPT if scale == "paper" and epochs is None else out / "kept")
     asked = [f"--panel {shlex.quote(word)}" for word in panel or []]
     asked += [f"--optimizers {optimizers}"] if optimizers else []
     asked += [f"--epochs {epochs:g}"] if epochs else []
-    if tune and spec.sweep is None:
-        command = " ".join(["adaqn figure", name, "--scale", scale, "--tune", *asked])
-        search(spec, path, command, out, workers, data_dir, quiet=as_json)
-    if not path.exists() and scale == "paper":
-        path = packaged("quick")
-        say(f"no tuning was done at the paper's scale: step sizes are those of {path.name}", as_json)
-    planned = panels.plan(spec, seeds, tuned_by(path))
-    if only_estimate or scale == "paper":
-        costs = estimate(planned, out, data_dir)
-        if only_estimate and as_json:
-            print(json_text([{**asdict(cost), "hours": cost.hours} for cost in costs], indent=2))
-        if not as_json:
-            print_costs(costs, workers, Console())
-        if only_estimate:
-            return
-    with figure_bar(len(planned), quiet=as_json) as told:
-        curves = panels.run_planned(planned, out, workers, data_dir, told)
-    stem = out / f"{name}-{scale}{'-part' if asked else ''}"  # the whole figure stays as it was
-    over = f"mean and range of {seeds} seeds" if seeds > 1 else "one seed"
-    files = draw_comparison(spec, curves, stem, f"{scale} scale, {over}")
-    rows = summary_rows(curves)
+
+    def spec_of(name: str) -> Comparison:
+        spec = panels.with_sizes(figure_spec(name, scale), epochs=epochs, threads=threads, device=device)
+        if optimizers:
+            spec = panels.with_optimizers(spec, PLAIN, [optimizer for optimizer, _ in parse_optimizers(optimizers)])
+        return panels.with_panels(spec, panel) if panel else spec
+
+    def stem(name: str) -> Path:
+        return out / f"{name}-{scale}{'-part' if asked else ''}"  # the whole figure stays as it was
+
+    if redraw:
+        for figure_name in FIGURES if name == ALL else (name,):
+            draw_kept(spec_of(figure_name), kept, stem(figure_name), scale, as_json, needed=name != ALL)
+        return
+    spec = spec_of(name)
+    path = packaged("quick") if str(tuning) == "quick" else tuning
+    searches_all = tune and spec.sweep is None
+    known = None if searches_all else tuned_by(path or packaged(scale), strict=scale == "quick" or path is not None)
+    work = FigureWork(spec, seeds, out / "runs", data_dir, known)
+    if only_plan:
+        found = costs(work, data_dir)
+        if as_json:
+            print(json_text([{**asdict(cost), "hours": cost.hours} for cost in found], indent=2))
+        else:
+            print_costs(found, count, Console())
+        return
+    outcome = run_what_fits(work, count, data_dir, budget_hours, quiet=as_json)
+    command = " ".join(["adaqn figure", name, "--scale", scale, *(["--tune"] if tune else []), *asked])
+    keep_all(work, kept, command, path or out / f"tuning-{scale}.json")
+    draw_kept(spec, kept, stem(name), scale, as_json, needed=False)
+    tell_end(outcome, work, quiet=as_json)
+
+
+def refuse_for(name: str, asked: bool) -> None:
+    if asked:
+        raise UserError(
+            f"{name} has its own sizes: leave out --scale, --panel, --epochs, --tune, --tuning, --budget-hours, "
+            "--redraw and --results"
+        )
+
+
+def keep_all(work: FigureWork, folder: Path, command: str, tuning: Path) -> None:
+    """The results of every panel, and the step sizes that were found for its curves."""
+    for panel in work.spec.panels:
+        curves = [curve for curve in work.curves if curve.panel.cell == panel.cell]
+        searched = {curve.variant.name: curve.known for curve in curves if isinstance(curve.known, CurveSearch)}
+        over = {name: search for name, search in searched.items() if search.is_over()}
+        if over:
+            write_tuning(tuning, panel, over, command)
+        found = {name: search.results() for name, search in searched.items()}
+        keep(panel, [curve.curve() for curve in curves], folder / home(work.spec), command, found)
+
+
+def home(spec: Comparison) -> str:
+    """The folder of its kept results."""
+    return spec.runs_of or spec.name
+
+
+def draw_kept(spec: Comparison, folder: Path, stem: Path, scale: str, as_json: bool, *, needed: bool) -> None:
+    """Picture and table of what is kept."""
+    curves = [curve for panel in spec.panels for curve in kept_curves(panel, folder / home(spec))]
+    there = [curve for curve in curves if curve.runs]
+    if not there:
+        if needed:
+            raise UserError(f"there are no results of {spec.name} in {folder / home(spec)}: run the figure first")
+        if as_json and not needed:
+            print(json_text({"rows": [], "figures": []}, indent=2))
+        return
+    files = draw_comparison(spec, curves, stem, subtitle(scale, curves))
+    rows = summary_rows(there)
     write_json(stem.with_suffix(".json"), rows)
     if as_json:
         print(json_text({"rows": rows, "figures": [str(file) for file in files]}, indent=2))
@@ -130,118 +190,36 @@ def figure(
     say("figures: " + ", ".join(str(file) for file in files), as_json)
 
 
-def refuse_for(name: str, asked: bool) -> None:
-    if asked:
-        raise UserError(f"{name} has its own sizes: leave out --scale, --panel, --epochs, --tune and --tuning")
-
-
-def pinn_figure(
-    base: RunConfig, optimizers: str, seeds: int, only_estimate: bool, workers: int, out: Path, data_dir: Path | None,
-    as_json: bool,
-) -> None:  # fmt: skip
-    """Run what is missing, draw; step sizes are those that were given, or the optimizers' own."""
-    spec = pinn_spec(base, parse_optimizers(optimizers))
-    planned = panels.plan(spec, seeds)
-    if only_estimate:
-        print_costs(estimate(planned, out, data_dir), workers, Console(quiet=as_json))
-        return
-    with figure_bar(len(planned), quiet=as_json) as told:
-        curves = panels.run_planned(planned, out, workers, data_dir, told)
-    over = f"mean and range of {seeds} seeds" if seeds > 1 else "one seed"
-    files = draw_pinn(spec, curves, out / spec.name, f"{over}; maps: the run with the smallest error")
-    rows = summary_rows(curves)
-    write_json((out / spec.name).with_suffix(".json"), rows)
-    page = write_report(out)
-    if as_json:
-        print(json_text({"rows": rows, "figures": [str(file) for file in files], "report": str(page)}, indent=2))
-        return
-    table = Table(title=spec.title)
-    for column in ("optimizer", "lr", "loss", "error", "seconds"):
-        table.add_column(column, justify="left" if column == "optimizer" else "right")
-    for row in sorted(
-        rows, key=lambda row: (row["test_loss"]["mean"] != row["test_loss"]["mean"], row["test_loss"]["mean"])
-    ):
-        loss, error = (f"{row[key]['mean']:.2e}" for key in ("test_loss", "test_error"))
-        table.add_row(row["curve"], f"{row['lr']:g}", loss, error, str(row["seconds"]))
-    Console().print(table)
-    say("figures: " + ", ".join(str(file) for file in files), as_json)
-    say(f"report: {page}", as_json)
-
-
-def noise_figure(
-    base: RunConfig, seeds: int, only_estimate: bool, workers: int, out: Path, data_dir: Path | None, as_json: bool
-) -> None:
-    """Run what is missing, draw."""
-    spec = noise_spec(base)
-    planned = panels.plan(spec, seeds)
-    if only_estimate:
-        print_costs(estimate(planned, out, data_dir), workers, Console(quiet=as_json))
-        return
-    with figure_bar(len(planned), quiet=as_json) as told:
-        rows = noise_rows(panels.run_planned(planned, out, workers, data_dir, told))
-    over = f"mean and range of {seeds} seeds" if seeds > 1 else "one seed"
-    files = draw_noise(spec, rows, out / spec.name, over)
-    write_json((out / spec.name).with_suffix(".json"), rows)
-    page = write_report(out)
-    if as_json:
-        print(json_text({"rows": rows, "figures": [str(file) for file in files], "report": str(page)}, indent=2))
-        return
-    table = Table(title=spec.title)
-    for column in ("sample", "optimizer", "loss", "error", "noise"):
-        table.add_column(column, justify="left" if column in ("sample", "optimizer") else "right")
-    for row in rows:
-        numbers = (f"{row[name]['mean']:.2e}" for name in ("test_loss", "test_error", "noise"))
-        table.add_row(row["panel"], row["curve"], *numbers)
-    Console().print(table)
-    say("figures: " + ", ".join(str(file) for file in files), as_json)
-    say(f"report: {page}", as_json)
-
-
-def search(
-    spec: Comparison, path: Path, command: str, out: Path, workers: int, data_dir: Path | None, *, quiet: bool
-) -> None:
-    """Tune every panel once."""
-    panels = {key(panel): panel for panel in spec.panels}
-    for panel in panels.values():
-        names = [variant.name for variant in panel.variants]
-        say(f"{panel.title}: {panel.budget} runs for each of {len(names)} curves, {workers} at a time", quiet)
-        with count_bars(names, panel.budget, quiet=quiet) as told:
-            search_panel(panel, path, command, out, workers, data_dir, told)
-
-
-def estimate(planned: list[Planned], out: Path, data_dir: Path | None) -> list[Cost]:
-    """One row per curve; finished runs cost nothing."""
-    waiting: dict[tuple[str, str], list[Planned]] = {}
-    for p in planned:
-        of_curve = waiting.setdefault((p.panel.title, p.variant.label), [])
-        if finished(out / "runs" / folder_name(p.config)) is None:
-            of_curve.append(p)
-    return [
-        cost_of(*names, len(left), open_run(left[0].config, None, data_dir)) if left else Cost(*names, 0, 0.0)
-        for names, left in waiting.items()
-    ]
+def subtitle(scale: str, curves: list[Curve]) -> str:
+    """Over how many seeds, and how much of it there is."""
+    most = max(len(curve.finished) for curve in curves)
+    over = "one seed" if most <= 1 else f"mean and range of up to {most} seeds"
+    whole = sum(not curve.note for curve in curves)
+    return f"{scale} scale, {over}" + (
+        "" if whole == len(curves) else f"; {whole} of {len(curves)} curves are complete"
+    )
 
 
 def print_rows(rows: list[dict[str, object]], spec: Comparison) -> None:
     """The table in the terminal: mean and range at the end."""
     table = Table(title=spec.title)
-    for column in ("panel", "curve", "lr", "options", "test loss", "range", "valid loss", "stored/skipped/rejected"):
-        table.add_column(column, justify="left" if column in ("panel", "curve", "options") else "right")
+    for column in (
+        "panel", "curve", "lr", "options", "test loss", "range", "valid loss", "gradients", "seconds",
+        "stored/skipped/rejected", "missing",
+    ):  # fmt: skip
+        table.add_column(column, justify="left" if column in ("panel", "curve", "options", "missing") else "right")
     for row in rows:
         test, valid, cycles = row["test_loss"], row["valid_loss"], row.get("cycles")
         assert isinstance(test, dict)
         assert isinstance(valid, dict)
-        options = row["options"]
+        options, passes = row["options"], row.get("passes")
         assert isinstance(options, dict)
         table.add_row(
             str(row["panel"]), str(row["curve"]), f"{row['lr']:g}",
             ", ".join(f"{name}={value}" for name, value in options.items()) or "–",
             f"{test['mean']:.3f}", f"{test['low']:.3f} to {test['high']:.3f}", f"{valid['mean']:.3f}",
+            f"{passes['mean']:.0f}" if isinstance(passes, dict) else "–", str(row["seconds"]),
             "/".join(str(count) for count in cycles.values()) if isinstance(cycles, dict) else "–",
+            str(row.get("missing", "–")),
         )  # fmt: skip
     Console().print(table)
-
-
-def say(line: str, quiet: bool) -> None:
-    if not quiet:
-        Console().print(line, highlight=False, markup=False, soft_wrap=True)

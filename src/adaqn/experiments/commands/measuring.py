@@ -123,11 +123,11 @@ def cost_of_adaqn(
 ) -> tuple[dict[str, float], Times]:
     """With full memory, over whole cycles, without a monitor."""
     params = with_gradients(network)
-    given = from_flat({"preset": preset, "acceptance": "none", "curvature_test": lambda *_: True, **dtypes})
-    opt = AdaQN(params, lr=0.0, **given)
+    usual = flat_preset(preset)
+    stored = {"curvature_test": lambda *_: True} if usual["memory_size"] else {}  # it would turn pairs on
+    opt = AdaQN(params, lr=0.0, **from_flat({"preset": preset, "acceptance": "none", **stored, **dtypes}))
     size = opt.state_size()
     opt.param_groups[0]["lr"] = 1e-9
-    usual = flat_preset(preset)
     length = usual["cycle_length"]
     steps_of(opt, params, length * max(usual["memory_size"] + 2, usual["fisher_size"] // length + 1))
     times = timed(lambda: steps_of(opt, params, length), device, length)

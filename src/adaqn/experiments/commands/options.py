@@ -11,12 +11,12 @@ from typing import Annotated, Any
 
 import typer
 
-from adaqn.experiments.problems.networks import CELLS
+from adaqn.experiments.problems.networks import MODELS
 from adaqn.experiments.training.config import TASKS, RunConfig
 from adaqn.experiments.training.whole_settings import DTYPES, PROBLEMS, SCHEDULES
 
 TaskName = Enum("TaskName", {name: name for name in TASKS}, type=str)  # type: ignore[misc]
-ModelName = Enum("ModelName", {name: name for name in CELLS}, type=str)  # type: ignore[misc]
+ModelName = Enum("ModelName", {name: name for name in MODELS}, type=str)  # type: ignore[misc]
 ScheduleName = Enum("ScheduleName", {name: name for name in SCHEDULES}, type=str)  # type: ignore[misc]
 DtypeName = Enum("DtypeName", {name: name for name in DTYPES}, type=str)  # type: ignore[misc]
 
@@ -25,6 +25,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document in
 Threads = Annotated[int, typer.Option(help="Threads of each run.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, ...")]
 Workers = Annotated[int, typer.Option(help="Runs at a time.")]
+ManyWorkers = Annotated[int | None, typer.Option(help="Runs at a time.", show_default="one for each core")]
+BudgetHours = Annotated[
+    float | None,
+    typer.Option(min=0.0, help="Stop after so many hours; runs at work are saved, and the same command goes on."),
+]
 
 _TASK, _MACHINE = "The task and its model", "The machine"
 
@@ -34,7 +39,7 @@ def _option(help: str, *names: str, panel: str = _TASK) -> Any:
 
 
 RUN_OPTIONS: dict[str, tuple[Any, Any]] = {
-    "task": (Annotated[TaskName, _option("What is learnt.")], TaskName["char-lm"]),
+    "task": (Annotated[TaskName, _option("The task to learn.")], TaskName["char-lm"]),
     "problem": (
         Annotated[str | None, _option("; ".join(f"of {task}: {', '.join(names)}" for task, names in PROBLEMS.items()))],
         None,
@@ -43,42 +48,65 @@ RUN_OPTIONS: dict[str, tuple[Any, Any]] = {
         Annotated[str, _option("embedded, dickens, nietzsche, ptb, mnist, or the path of a text file.")],
         "embedded",
     ),
-    "model": (Annotated[ModelName, _option("The kind of cell.")], ModelName["tanh"]),
+    "model": (
+        Annotated[ModelName, _option("The kind of network; transformer is for texts, conv for mlp.")],
+        ModelName["tanh"],
+    ),
     "layers": (Annotated[int | None, _option("Layers; by default the paper's.")], None),
     "hidden": (Annotated[int | None, _option("Units per layer; by default the paper's.")], None),
-    "seed": (Annotated[int, _option("Of weights and batches.")], 0),
+    "seed": (Annotated[int, _option("Seed of weights and batches.")], 0),
     "epochs": (Annotated[float, _option("Passes over the training split.")], 1.0),
     "steps": (
         Annotated[
             int | None,
-            _option("Steps instead of epochs; of pinn and fit, evaluations of loss and gradient, by default 2000."),
+            _option("Steps instead of epochs; for pinn and fit, evaluations of loss and gradient, by default 2000."),
         ],
         None,
     ),
-    "schedule": (Annotated[ScheduleName, _option("Of the step size: cosine ends at zero.")], ScheduleName["constant"]),
-    "warm_up": (Annotated[int, _option("Steps in which the step size rises.")], 0),
+    "schedule": (
+        Annotated[ScheduleName, _option("Schedule of the step size; cosine ends at zero.")],
+        ScheduleName["constant"],
+    ),
+    "warm_up": (Annotated[int, _option("Number of first steps in which the step size rises.")], 0),
     "batch_size": (Annotated[int | None, _option("Examples per step; by default the task's own.")], None),
     "length": (Annotated[int | None, _option("Symbols per sequence, or steps of the addition problem.")], None),
     "side": (Annotated[int | None, _option("Shrink the images to this side.")], None),
-    "points": (Annotated[int | None, _option("Of an equation, a function or a matrix; by default 2000.")], None),
+    "points": (Annotated[int | None, _option("Points of an equation, a function or a matrix; by default 2000.")], None),
     "resample": (
-        Annotated[int, _option("Of pinn: draw the points inside anew after so many evaluations; 0 is never.")],
+        Annotated[int, _option("For pinn: draw new points inside after so many evaluations; 0 is never.")],
         0,
     ),
-    "limit": (Annotated[int | None, _option("Use only the first so many symbols or training examples.")], None),
-    "vocabulary": (Annotated[int | None, _option("Most different words for word-lm; rarer ones are <unk>.")], None),
-    "spread": (Annotated[str, _option("N(0, 0.01) read as its 'variance' or as its 'std'.")], "variance"),
+    "limit": (Annotated[int | None, _option("Use only this many symbols or training examples, the first ones.")], None),
+    "vocabulary": (
+        Annotated[int | None, _option("Largest number of different words for word-lm; rarer ones are <unk>.")],
+        None,
+    ),
+    "spread": (Annotated[str, _option("Read the paper's N(0, 0.01) as a 'variance' or as a 'std'.")], "variance"),
     "carry_state": (
         Annotated[bool, _option("Carry the hidden state through contiguous text.", "--carry-state")],
         False,
     ),
     "clip": (Annotated[float | None, _option("Largest norm of the gradient.")], None),
+    "weight_decay": (
+        Annotated[float | None, _option("λ of w ← (1 − lr·λ)·w in every step; by default the optimizer's own.")],
+        None,
+    ),
     "average": (
-        Annotated[float | None, _option("Evaluate an average of the weights too, at the end; this is its decay.")],
+        Annotated[float | None, _option("Also evaluate an average of the weights at the end; this is its decay.")],
+        None,
+    ),
+    "averaging": (
+        Annotated[
+            float | None,
+            _option(
+                "Evaluate a growing average of the weights too, over about the last 1/c of the steps: this is c, "
+                "usually 8. Optimizers with such an average show their own."
+            ),
+        ],
         None,
     ),
     "monitor_size": (Annotated[int, _option("Training examples in the monitoring set.")], 128),
-    "evaluations": (Annotated[int, _option("Evaluations per epoch; of pinn and fit, hundreds in all.")], 1),
+    "evaluations": (Annotated[int, _option("Evaluations per epoch; for pinn and fit, hundreds in all.")], 1),
     "dtype": (Annotated[DtypeName, _option("Precision of weights and data.")], DtypeName["float32"]),
     "threads": (Annotated[int, _option("Threads of each run.", panel=_MACHINE)], 1),
     "device": (Annotated[str, _option("cpu, cuda, ...", panel=_MACHINE)], "cpu"),

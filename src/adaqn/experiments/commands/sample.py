@@ -11,7 +11,7 @@ import typer
 
 from adaqn.experiments.commands.options import AsJson, DataDir, Device, Threads
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.optimizers import known_classes, prepare_model
+from adaqn.experiments.optimizers import entry, known_classes, prepare_model
 from adaqn.experiments.problems.catalogue import make_task
 from adaqn.experiments.problems.tasks import LanguageModel
 from adaqn.experiments.reading import is_there
@@ -19,6 +19,7 @@ from adaqn.experiments.training.checkpoint import load_checkpoint, load_model
 from adaqn.experiments.training.config import LARGEST_SEED, check_machine
 from adaqn.experiments.training.folder import CHECKPOINT, stored_config
 from adaqn.experiments.training.memory import check_run
+from adaqn.experiments.training.options import make_optimizer
 from adaqn.experiments.training.storage import json_text
 
 MOST_SYMBOLS = 10_000_000
@@ -26,10 +27,10 @@ MOST_SYMBOLS = 10_000_000
 
 def sample(
     folder: Annotated[Path, typer.Argument(help="Folder of a run of char-lm or word-lm.")],
-    count: Annotated[int, typer.Option(help="Symbols to draw.")] = 400,
+    count: Annotated[int, typer.Option(help="Number of symbols to draw.")] = 400,
     prompt: Annotated[str, typer.Option(help="What the text begins with.")] = "",
     temperature: Annotated[float, typer.Option(help="Below 1 safer, above 1 bolder.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Of the draw.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the random draw.")] = 0,
     threads: Threads = 1,
     device: Device = "cpu",
     data_dir: DataDir = None,
@@ -67,7 +68,7 @@ def drawn_text(
     check_run(config.complete())
     task = make_task(config.complete(), data_dir)
     if not isinstance(task, LanguageModel):
-        raise UserError(f"the run in {folder} is of {config.task}, which is no language model")
+        raise UserError(f"the run in {folder} is of {config.task}, which is not a language model")
     if not is_there(folder / CHECKPOINT):
         raise UserError(f"the run in {folder} has no checkpoint yet")
     model = prepare_model(config.optimizer, task.model())
@@ -75,6 +76,10 @@ def drawn_text(
     if checkpoint["data_sha256"] != task.sha256:
         raise UserError(f"{config.data} has changed since the run in {folder} was made: its alphabet is another one")
     load_model(model, checkpoint, folder / CHECKPOINT)
+    if entry(config.optimizer).schedule_free:  # its losses are those of an average
+        optimizer = make_optimizer(config.optimizer, config.lr, config.options, model, task)
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        optimizer.eval()  # type: ignore[attr-defined]
     model.eval()
     by_word = config.task == "word-lm"
     symbols = prompt.split() if by_word else list(prompt)

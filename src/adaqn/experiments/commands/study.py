@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -12,16 +11,18 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from adaqn.experiments.commands.display import figure_bar, print_costs
-from adaqn.experiments.commands.options import AsJson, DataDir, Workers
+from adaqn.experiments.commands.display import print_costs
+from adaqn.experiments.commands.options import AsJson, BudgetHours, DataDir, ManyWorkers
+from adaqn.experiments.commands.working import run_what_fits, tell_end
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.study.driver import costs, measure, run_study
+from adaqn.experiments.study.anytime import cells as anytime_cells
+from adaqn.experiments.study.driver import StudyWork, costs, measure, missing
 from adaqn.experiments.study.page import as_json_rows, write_page
 from adaqn.experiments.study.plan import FILE, WHOLE, Plan, chosen, plan_file, whole_study
-from adaqn.experiments.study.summary import Line, lines, mean_text, range_text
+from adaqn.experiments.study.summary import Found, lines, mean_text, range_text
 from adaqn.experiments.study.whole_page import as_whole_rows, write_whole_page
 from adaqn.experiments.study.whole_summary import median_text, span_text, whole_lines
-from adaqn.experiments.training.parallel import RunListener, check_workers
+from adaqn.experiments.training.parallel import check_workers, cores
 from adaqn.experiments.training.storage import json_text
 
 WIDTH = 132
@@ -29,8 +30,10 @@ WIDTH = 132
 
 
 def study(
-    cell: Annotated[list[str] | None, typer.Option(help="Only this cell; may repeat.")] = None,
-    method: Annotated[list[str] | None, typer.Option(help="Only this optimizer; may repeat.")] = None,
+    cell: Annotated[
+        list[str] | None, typer.Option(help="Only this experiment (cell) of the study; may be repeated.")
+    ] = None,
+    method: Annotated[list[str] | None, typer.Option(help="Only this optimizer; may be repeated.")] = None,
     results: Annotated[
         Path | None,
         typer.Option(
@@ -40,27 +43,34 @@ def study(
     cells: Annotated[
         Path,
         typer.Option(
-            help="The file that fixes the cells; 'whole' is that of the whole batches.", show_default="adaqn's own"
+            help="The file that lists the experiments; 'whole' is the one for full-batch training.",
+            show_default="adaqn's own",
         ),
     ] = FILE,
-    only_plan: Annotated[bool, typer.Option("--plan", help="Say what is missing and the hours, and stop.")] = False,
+    only_plan: Annotated[
+        bool, typer.Option("--plan", help="Print what is missing and how many hours it takes, and stop.")
+    ] = False,
     time: Annotated[
         bool, typer.Option("--time", help="Time a step of every method, side by side; runs nothing else.")
     ] = False,
-    page: Annotated[Path | None, typer.Option(help="Write tables and figures there, and run nothing.")] = None,
-    workers: Workers = 2,
+    page: Annotated[Path | None, typer.Option(help="Write tables and figures to this page, and run nothing.")] = None,
+    budget_hours: BudgetHours = None,
+    workers: ManyWorkers = None,
     out: Annotated[Path, typer.Option(help="Where the runs themselves go; finished ones are reused.")] = Path(
         "runs/study"
     ),
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Every optimizer on every cell: five step sizes each on seed 0, then three seeds at the best on validation."""
-    check_workers(workers)
+    """Every optimizer on every task, without a schedule and with one: five step sizes each on seed 0, then three seeds.
+
+    A method's row in the table is the better of the two by validation loss.
+    """
+    count = check_workers(cores() if workers is None else workers)
     if page is not None and (cell or method):
         raise UserError("a page shows the whole study: leave out --cell and --method")
     if time and method:
-        raise UserError("times compare only side by side: leave out --method, so that all methods of a cell take turns")
+        raise UserError("times compare only side by side: leave out --method, so that all methods take turns")
     plan = chosen(whole_study(plan_file(cells)), cell or [], method or [])
     results = results or Path("experiments") / (WHOLE if plan.is_whole else "study")
     console = Console(quiet=as_json, width=None if sys.stdout.isatty() else WIDTH)
@@ -68,26 +78,33 @@ def study(
         for c in plan.panels:
             said = measure(c, results, data_dir)
             console.print(f"{c.name}: " + ", ".join(f"{m} {t['median']}" for m, t in said["milliseconds"].items()))
+    elif only_plan:
+        left = costs(plan.in_order(), results, data_dir)
+        if as_json:
+            print(json_text([{**asdict(cost), "hours": cost.hours} for cost in left], indent=2))
+        print_costs(left, count, console)
+        return
     elif page is None:
-        left = costs(plan, results, data_dir)
-        print_costs(left, workers, console)
-        if only_plan:
-            if as_json:
-                print(json_text([{**asdict(cost), "hours": cost.hours} for cost in left], indent=2))
-            return
+        work = StudyWork(plan.in_order(), results, out / "runs", data_dir)
+        outcome = run_what_fits(work, count, data_dir, budget_hours, quiet=as_json)
+        work.due()  # what was finished last goes into the files
+        tell(plan, results, None, cells, console, as_json)
+        tell_end(outcome, work, quiet=as_json)
+        return
+    tell(plan, results, page, cells, console, as_json)
 
-        def bars(label: str, total: int) -> AbstractContextManager[RunListener]:
-            console.print(label, highlight=False)
-            return figure_bar(total, quiet=as_json)
 
-        for c in run_study(plan, results, out, workers, data_dir, bars):
-            console.print(f"{c.name}: finished", highlight=False)
+def tell(plan: Plan, results: Path, page: Path | None, cells: Path, console: Console, as_json: bool) -> None:
+    """What is missing, and the rows that are complete, as a table and as a page."""
+    for line in missing(plan, results):
+        console.print(f"missing: {line}", highlight=False, markup=False)
     if plan.is_whole:
         tell_whole(plan, results, page, console, as_json)
         return
     found = lines(plan, results)
     if page is not None:
-        written = write_page(found, page, plan.seeds, None if cells == FILE else cells)
+        later = anytime_cells(plan, found, results)
+        written = write_page(found, later, plan, page, None if cells == FILE else cells)
         console.print("written: " + ", ".join(str(path) for path in written), highlight=False, soft_wrap=True)
     if as_json:
         print(json_text(as_json_rows(found), indent=2))
@@ -116,14 +133,16 @@ def tell_whole(plan: Plan, results: Path, page: Path | None, console: Console, a
     console.print(table)
 
 
-def print_lines(found: dict[str, list[Line]], console: Console) -> None:
-    table = Table("cell", "method", "lr", "test loss", "range", "averaged", "untuned", "ms a step", "s to Adam's end")
-    for of_cell in found.values():
-        for line in of_cell:
-            table.add_row(
-                line.panel.name, line.label, f"{line.lr:g}", mean_text(line.test), range_text(line.test),
-                mean_text(line.averaged), mean_text(line.untuned),
-                "–" if line.milliseconds is None else f"{line.milliseconds:.1f}",
-                "–" if line.seconds_to_adam is None else f"{line.seconds_to_adam:.1f}",
-            )  # fmt: skip
+def print_lines(found: Found, console: Console) -> None:
+    table = Table("cell", "method", "regime", "lr", "test loss", "range", "untuned", "ms a step", "s to AdamW's end")
+    for methods in found.values():
+        for regimes in methods:
+            for line in regimes:
+                table.add_row(
+                    line.panel.name, line.label, line.regime, f"{line.lr:g}",
+                    f"[bold]{mean_text(line.test)}[/bold]" if line is regimes[0] else mean_text(line.test),
+                    range_text(line.test), mean_text(line.untuned),
+                    "–" if line.milliseconds is None else f"{line.milliseconds:.1f}",
+                    "–" if line.seconds_to_goal is None else f"{line.seconds_to_goal:.1f}",
+                )  # fmt: skip
     console.print(table)

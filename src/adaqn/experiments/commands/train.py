@@ -34,7 +34,7 @@ def train(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train one model with one optimizer. Killed at any moment, --resume continues with the same bits.
+    """Train one model with one optimizer. A run that was killed at any moment is continued bit-for-bit by --resume.
 
     Under torchrun each process takes its share of every batch.
     """
@@ -68,7 +68,9 @@ def said(result: dict[str, Any]) -> str:
     """How it ended, in one line."""
     final, seconds = result["final"], f"{result['seconds']:.1f} s"
     if "test_error" not in final:
-        return f"test loss {final['test_loss']:.4f} {result['unit']} after {result['steps']} steps and {seconds}"
+        average = f" ({final['averaged_test_loss']:.4f} at the average)" if "averaged_test_loss" in final else ""
+        loss = f"test loss {final['test_loss']:.4f} {result['unit']}{average}"
+        return f"{loss} after {result['steps']} steps and {seconds}"
     loss, error = f"loss {final['test_loss']:.3e} ({result['unit']})", f"error {final['test_error']:.3e}"
     return f"{loss}, {error} after {result.get('stopped_at', result['steps'])} evaluations and {seconds}"
 

@@ -22,33 +22,34 @@ from adaqn.experiments.training.storage import json_text, write_json
 @run_options()
 def tune(
     base: RunConfig,
-    optimizers: Annotated[str, typer.Option(help="Names with commas between.")] = "adaqn,adagrad,adam",
-    budget: Annotated[int, typer.Option(help="Runs of each optimizer, the same for all.")] = 20,
+    optimizers: Annotated[str, typer.Option(help="Names, separated by commas.")] = "adaqn,adagrad,adam",
+    budget: Annotated[int, typer.Option(help="Number of runs for each optimizer.")] = 20,
     search: Annotated[
         str,
         typer.Option(
             help="grid: every step size with every L or betas, so the budget is a multiple of 4. staged: step sizes "
-            "first, then L or betas at the best of them. lr: step sizes alone. ladder: step sizes that follow the best."
+            "first, then L or betas at the best of them. lr: step sizes alone. ladder: step sizes that follow the "
+            "best. time: as many of those as fit into the time of BUDGET runs of Adam, or of the first optimizer."
         ),
     ] = "grid",
     workers: Annotated[int, typer.Option(help="Processes; more may join from other terminals or machines.")] = 2,
-    storage: Annotated[str | None, typer.Option(help="Optuna's URL of a database; by default SQLite in --out.")] = None,
-    name: Annotated[str, typer.Option(help="Of the study in the database.")] = "tuning",
-    out: Annotated[Path, typer.Option(help="Where runs and the database go.")] = Path("runs/tune"),
+    out: Annotated[Path, typer.Option(help="Where the runs go; others may work in the same folder.")] = Path(
+        "runs/tune"
+    ),
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
     """The paper's grid search: step sizes for all, L for adaQN, betas for Adam; the same budget for each, resumable."""
     names = [optimizer for optimizer, lr in parse_optimizers(optimizers) if lr is None]
     if len(names) < len(optimizers.split(",")):
-        raise UserError(f"the search chooses the step sizes: give names alone, not {optimizers!r}")
+        raise UserError(f"the search chooses the step sizes: give names without step sizes, not {optimizers!r}")
     check_schedule(base, names)
     if not as_json:
         print(f"{budget} runs for each of {', '.join(names)}: {budget * len(names)} in all, {workers} at a time")
     with count_bars(names, budget, quiet=as_json) as told:
         found = tuning.tune(
-            tuning.for_optimizers(base, names), budget, out, search=search, url=storage, name=name, workers=workers,
-            data_dir=data_dir, told=told,
+            tuning.for_optimizers(base, names), budget, out, search=search, workers=workers, data_dir=data_dir,
+            told=told,
         )  # fmt: skip
     write_json(out / "tuned.json", found)
     if as_json:

@@ -13,7 +13,11 @@ from adaqn.experiments.comparison.look import Line
 
 CHIEF = 4
 """Curves that are drawn with their bands; all that there are on a phone."""
-ALWAYS = ("adam", "torch-lbfgs", "soap")
+ALWAYS = ("adam", "adamw", "torch-lbfgs", "soap")
+NEWER = "adamw"
+"""In its place Adam itself is one of the others."""
+MARKS = "osD^vP"
+"""Letters of a style that are marks at points: a name needs none before it."""
 SAMPLE = (1.045, 1.095)
 """From where to where a piece of the curve stands before its name, in widths of the axes."""
 T = TypeVar("T")
@@ -26,7 +30,10 @@ def chief(ranked: Sequence[T], method: Callable[[T], str], count: int = CHIEF) -
     ['soap', 'muon', 'adaqn-modern', 'adam']
     """
     ours = [item for item in ranked if method(item).startswith(OURS)][:1]
-    known = [item for name in ALWAYS for item in ranked if method(item) == name]
+    there = {method(item) for item in ranked}
+    known = [
+        item for name in ALWAYS for item in ranked if method(item) == name and not (name == "adam" and NEWER in there)
+    ]
     first = list(dict.fromkeys(map(id, [*ours, *known, *ranked])))[:count]
     return [item for item in ranked if id(item) in first]
 
@@ -42,7 +49,8 @@ def label_ends(axes: Axes, lines: Sequence[Line], size: float = 8.0) -> None:
     for (height, line), place in zip(ends, places, strict=True):
         width = 0.9 if line.minor else 1.8
         axes.plot([1.0, SAMPLE[0]], [height, place], color=line.colour, linewidth=0.6, **at_edge)
-        axes.plot(SAMPLE, [place, place], line.style, color=line.colour, linewidth=width, **at_edge)
+        dashes = line.style.rstrip(MARKS)
+        axes.plot(SAMPLE, [place, place], dashes, color=line.colour, linewidth=width, **at_edge)
         axes.text(SAMPLE[1] + 0.015, place, line.label, transform=axes.transAxes, va="center", fontsize=size)
 
 

@@ -13,9 +13,15 @@ _FIXED = {
     **{"torch-lbfgs": 6, "adam-lbfgs": 4, "scipy-lbfgs": 7, "scipy-bfgs": 7, "torchmin-lbfgs": 5, "torchmin-bfgs": 5},
     **{"hf": 3, "kfac": 5},
     **{"adagrad": 4, "adam": 1, "soap": 2, "muon": 3, "shampoo": 5, "rmsprop": 6, "nag": 7},
+    **{"adamw": 1, "soap-5": 2, "schedule-free": 4, "prodigy": 7},
 }
 _DASHES = {"adaqn-bfgs": ":", "adaqn-ssbfgs": "-.", "adaqn-ssbroyden": "--", "scipy-bfgs": "--", "torchmin-bfgs": "--"}
 """Of methods that share a colour with another in the figures of whole batches."""
+_MANY = {
+    **{"adaqn-paper": ":", "adaqn-modern": "--", "adam": "--", "soap-5": "--", "prodigy": "--", "shampoo": "-."},
+    **{"nag": "-.", "adagrad": ":", "rmsprop": ":"},
+}
+"""The same in a study, where there are more methods than colours."""
 
 
 @dataclass(frozen=True)
@@ -46,3 +52,7 @@ def colour(optimizer: str) -> str:
 
 def style(optimizer: str) -> str:
     return _DASHES.get(optimizer, "-")
+
+
+def style_among_many(optimizer: str) -> str:
+    return _MANY.get(optimizer, "-")

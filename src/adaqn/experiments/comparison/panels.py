@@ -5,14 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.optimizers import entry
-from adaqn.experiments.search.points import step_sizes
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.folder import Finished
 from adaqn.experiments.training.parallel import RunListener, run_all
@@ -32,6 +30,9 @@ class Variant:
     options: tuple[tuple[str, Any], ...] = ()
     lr: float | None = None
     """By default the optimizer's own, or the one that was tuned."""
+    rank: int = 0
+    """All curves of a lower one are run before."""
+    most_seeds: int = MOST_SEEDS
 
     def on(self, base: RunConfig) -> RunConfig:
         return replace(base, optimizer=self.optimizer, lr=self.lr, options=dict(self.options))
@@ -53,6 +54,8 @@ class Panel:
     budget: int = 9
     """Runs of each curve in the search: for adaQN and Adam six step sizes, then three values of L or of the betas."""
     name: str = ""
+    searched: RunConfig | None = None
+    """What the search runs; by default the whole run."""
 
     @property
     def cell(self) -> str:
@@ -87,6 +90,8 @@ class Comparison:
     columns: int = 3
     sweep: Sweep | None = None
     """Every curve at many step sizes, drawn against them, instead of at its tuned one against the epoch."""
+    runs_of: str = ""
+    """Another comparison of which this one is a view."""
 
     @property
     def labels_ends(self) -> bool:
@@ -105,25 +110,28 @@ class Planned:
 
 @dataclass(frozen=True)
 class Curve:
-    """The finished runs of a variant: several seeds, and in a sweep several step sizes."""
+    """The runs of a variant as far as they are: several seeds, and in a sweep several step sizes."""
 
     panel: Panel
     variant: Variant
     runs: tuple[Finished, ...]
+    note: str = ""
+    """What of it is missing."""
+
+    @property
+    def finished(self) -> tuple[Finished, ...]:
+        return tuple(run for run in self.runs if run.share == 1.0)
+
+    @property
+    def shown(self) -> tuple[Finished, ...]:
+        """Those that a mean is over: the finished ones, or the one that is furthest."""
+        return self.finished or tuple(sorted(self.runs, key=lambda run: run.share)[-1:])
 
     def by_step_size(self) -> dict[float, list[Finished]]:
         found: dict[float, list[Finished]] = {}
-        for run in self.runs:
+        for run in self.shown:
             found.setdefault(run.result["config"]["lr"], []).append(run)
         return found
-
-
-Tuned = Callable[[Panel, Variant], RunConfig]
-"""→ the run of that curve with the step size and options that were found for it."""
-
-
-def untuned(panel: Panel, variant: Variant) -> RunConfig:
-    return variant.on(panel.base)
 
 
 def with_optimizers(comparison: Comparison, variants: dict[str, Variant], names: list[str]) -> Comparison:
@@ -149,24 +157,31 @@ def with_sizes(comparison: Comparison, **changes: Any) -> Comparison:
     given = {name: value for name, value in changes.items() if value is not None}
     if "epochs" in given:
         given["steps"] = None
-    return replace(comparison, panels=tuple(replace(p, base=replace(p.base, **given)) for p in comparison.panels))
+
+    def changed(panel: Panel) -> Panel:
+        base, searched = replace(panel.base, **given), panel.searched
+        if searched is not None:  # never longer than the run that it is for
+            shorter = {"epochs": min(searched.epochs, given["epochs"])} if "epochs" in given else {}
+            searched = replace(searched, **{**given, **shorter})
+        return replace(panel, base=base, searched=searched)
+
+    return replace(comparison, panels=tuple(changed(panel) for panel in comparison.panels))
 
 
-def plan(comparison: Comparison, seeds: int, tuned: Tuned = untuned) -> list[Planned]:
-    """Every run, each once."""
-    if not 1 <= seeds <= MOST_SEEDS:
-        raise UserError(f"seeds must be from 1 to {MOST_SEEDS}, got {seeds}")
+def check_seeds(count: int) -> int:
+    if not 1 <= count <= MOST_SEEDS:
+        raise UserError(f"seeds must be from 1 to {MOST_SEEDS}, got {count}")
+    return count
+
+
+def plan(comparison: Comparison, seeds: int) -> list[Planned]:
+    """Every run at the step size of its curve, each once."""
     planned: dict[str, Planned] = {}
     for panel in comparison.panels:
         for variant in panel.variants:
-            configs = [tuned(panel, variant)] if comparison.sweep is None else []
-            if comparison.sweep is not None:
-                sizes = step_sizes(variant.optimizer, comparison.sweep.count, comparison.sweep.decades)
-                configs = [replace(variant.on(panel.base), lr=lr) for lr in sizes]
-            for config in configs:
-                for seed in range(seeds):
-                    run = replace(config, seed=seed).complete()
-                    planned.setdefault(run.identity(), Planned(panel, variant, run))
+            for seed in range(check_seeds(seeds)):
+                run = replace(variant.on(panel.base), seed=seed).complete()
+                planned.setdefault(run.identity(), Planned(panel, variant, run))
     return list(planned.values())
 
 

@@ -21,7 +21,7 @@ from adaqn.experiments.comparison.dark import RC, with_dark_mode
 from adaqn.experiments.comparison.labels import label_ends
 from adaqn.experiments.comparison.look import PALETTE, Line, colour, line
 from adaqn.experiments.comparison.panels import Comparison, Curve, Panel, View
-from adaqn.experiments.comparison.summary import over_seeds
+from adaqn.experiments.comparison.summary import over_seeds, spread
 from adaqn.experiments.training.folder import Finished
 from adaqn.experiments.training.storage import write_atomically
 from adaqn.experiments.training.whole_settings import is_whole
@@ -29,9 +29,11 @@ from adaqn.experiments.training.whole_settings import is_whole
 matplotlib.rcParams.update(RC)
 matplotlib.rcParams["svg.hashsalt"] = "adaqn"  # the same file from the same numbers
 MARKERS = "osD^vP"
+STYLES = ("-", "--", "-.")
 NAMES = {
     "test_loss": "test loss", "average_memory": "pairs in memory", "test_accuracy": "test accuracy",
-    "epoch": "epoch", "seconds": "seconds of training",
+    "epoch": "epoch", "seconds": "seconds of training", "step": "step",
+    "passes": "gradient evaluations (batches through the model)",
 }  # fmt: skip
 WHOLE_NAMES = {"test_loss": "loss", "test_error": "error", "epoch": "evaluations"}
 """The same where every batch is the whole one."""
@@ -73,19 +75,20 @@ def for_phone(stem: Path) -> Path:
     return stem.with_name(f"{stem.stem}-phone{stem.suffix}")
 
 
-def panels(size: Size, rows: int, columns: int) -> tuple[Figure, Any]:
+def panels(size: Size, rows: int, columns: int, *, same_heights: bool = True) -> tuple[Figure, Any]:
     """A figure and its axes by row and column; on a phone the panels of a row stand below each other."""
     if size.columns < columns:
         figure, grid = plt.subplots(
-            rows * columns, 1, figsize=(size.width, size.height * rows * columns), layout="constrained"
+            rows * columns, 1, figsize=(size.width, size.height * rows * columns), squeeze=False, layout="constrained"
         )
         axes = grid.reshape(rows, columns)
-        for first, *others in axes:
+        for first, *others in axes if same_heights else ():
             for other in others:
                 other.sharey(first)
         return figure, axes
     return plt.subplots(
-        rows, columns, figsize=(size.width * columns / size.columns, size.height * rows), sharey="row", squeeze=False,
+        rows, columns, figsize=(size.width * columns / size.columns, size.height * rows),
+        sharey="row" if same_heights else False, squeeze=False,
         layout="constrained",
     )  # fmt: skip
 
@@ -194,17 +197,29 @@ def draw_comparison(comparison: Comparison, curves: Sequence[Curve], stem: Path,
 
 
 def draw_panel(axes: Axes, shown: Sequence[Curve], panel: Panel, view: View, *, legend: bool = True) -> list[Line]:
-    """One line per curve, with its last value beside its name."""
+    """One line per curve, with its last value beside its name and what is missing of it.
+
+    The line is the mean of the finished seeds, or the seed that is furthest; others are thin, as far as they go.
+    """
     lines, whole = [], is_whole(panel.base.task)
     for index, curve in enumerate(shown):
-        drawn = line_of(curve.runs, curve.variant.label, view)
-        drawn = replace(drawn, label=f"{drawn.label}  {drawn.mean[-1]:{'.2e' if whole else '.3f'}}")
-        if curve.variant.options:  # one optimizer in several variants
-            drawn = replace(drawn, colour=PALETTE[index % len(PALETTE)])
+        if not curve.runs:
+            axes.plot([], [], " ", label=f"{curve.variant.label}: {curve.note}")
+            continue
+        drawn = line_of(curve.shown, curve.variant.label, view)
+        note = f" ({curve.note})" if curve.note else ""
+        drawn = replace(drawn, label=f"{drawn.label}  {drawn.mean[-1]:{'.2e' if whole else '.3f'}}{note}")
+        if curve.variant.options or len(shown) > len(PALETTE):  # one optimizer in several variants, or very many
+            turn, place = divmod(index, len(PALETTE))
+            drawn = replace(drawn, colour=PALETTE[place], style=STYLES[turn % len(STYLES)])
         lines.append(drawn)
+        for run in curve.runs:
+            if run not in curve.shown:
+                thin = line_of([run], "_", view)
+                lines.append(replace(thin, colour=drawn.colour, style=":", minor=True))
     best = (lambda value: -value) if view.metric == "test_accuracy" else (lambda value: value)
     draw(axes, lines, best=best, legend=legend)
-    unit = f" ({shown[0].runs[0].result['unit']})" if view.metric == "test_loss" else ""
+    unit = _unit(shown) if view.metric == "test_loss" else ""
     names = {**NAMES, **WHOLE_NAMES} if whole else NAMES
     name_axes(axes, names[view.against], names[view.metric] + unit, panel.title)
     if view.metric == "test_loss":
@@ -215,18 +230,30 @@ def draw_panel(axes: Axes, shown: Sequence[Curve], panel: Panel, view: View, *, 
 
 
 def draw_step_sizes(axes: Axes, shown: Sequence[Curve], panel: Panel) -> None:
-    """The loss at the end against the step size, one line per method."""
+    """The loss at the end against the step size, one line per method; at the average, where all have one."""
+    finals = [run.result["final"] for curve in shown for run in curve.runs]
+    name = "averaged_valid_loss" if all("averaged_valid_loss" in final for final in finals) else "valid_loss"
     lines = []
     for index, curve in enumerate(shown):
-        by_step_size = sorted(curve.by_step_size().items())
-        ends = zip(*([run.result["final"]["valid_loss"] for run in runs] for _, runs in by_step_size), strict=True)
+        if not curve.finished:
+            axes.plot([], [], " ", label=f"{curve.variant.label}: {curve.note}")
+            continue
+        ends = {
+            lr: spread([run.result["final"][name] for run in runs]) for lr, runs in sorted(curve.by_step_size().items())
+        }
+        values = {part: [found[part] for found in ends.values()] for part in ("mean", "low", "high")}
         shade, marker = PALETTE[index % len(PALETTE)], MARKERS[index % len(MARKERS)]
-        x = [lr for lr, _ in by_step_size]
-        lines.append(line(curve.variant.label, shade, x, over_seeds(list(ends)), f"-{marker}"))
+        label = f"{curve.variant.label} ({curve.note})" if curve.note else curve.variant.label
+        lines.append(line(label, shade, list(ends), values, f"-{marker}"))
     draw(axes, lines)
     axes.set_xscale("log")
     starts = [run.metrics[0]["valid_loss"] for curve in shown for run in curve.runs]
     lowest = [value for line in lines for value in line.low if math.isfinite(value)]
-    top, bottom = max(starts), min(lowest, default=0.0)  # a run that blew up may leave the picture
-    axes.set_ylim(bottom - MARGIN * (top - bottom), top + MARGIN * (top - bottom))
-    name_axes(axes, "step size", f"loss at the end ({shown[0].runs[0].result['unit']})", panel.title)
+    if starts:
+        top, bottom = max(starts), min(lowest, default=0.0)  # a run that blew up may leave the picture
+        axes.set_ylim(bottom - MARGIN * (top - bottom), top + MARGIN * (top - bottom))
+    name_axes(axes, "step size", f"loss at the end{_unit(shown)}", panel.title)
+
+
+def _unit(shown: Sequence[Curve]) -> str:
+    return next((f" ({curve.runs[0].result['unit']})" for curve in shown if curve.runs), "")

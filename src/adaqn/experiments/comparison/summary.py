@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from adaqn.experiments.comparison.panels import Curve
+from adaqn.experiments.means import mean
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.folder import Finished
 from adaqn.experiments.training.options import command, own_options
@@ -24,7 +25,7 @@ def over_seeds(rows: Sequence[Sequence[float | None]]) -> dict[str, list[float]]
     found: dict[str, list[float]] = {"mean": [], "low": [], "high": []}
     for column in zip(*rows, strict=True):
         known = [float(value) for value in column if value is not None and math.isfinite(value)]
-        for name, function in (("mean", statistics.fmean), ("low", min), ("high", max)):
+        for name, function in (("mean", mean), ("low", min), ("high", max)):
             found[name].append(function(known) if len(known) == len(column) else math.nan)
     return found
 
@@ -39,6 +40,21 @@ def verdicts(finals: Sequence[dict[str, Any]]) -> dict[str, int] | None:
     if not all(name in final for final in finals for name in VERDICTS):
         return None
     return {name: sum(final[name] for final in finals) for name in VERDICTS}
+
+
+def cycles_text(finals: Sequence[dict[str, Any]]) -> str:
+    """How the cycles of all seeds ended; of pairs only where there are some.
+
+    >>> cycles_text([{"cycles": 40, "stored": 0, "skipped": 0, "rejected": 3}])
+    '40, 3 rejected'
+    >>> cycles_text([{"cycles": 40, "stored": 30, "skipped": 6, "rejected": 3}])
+    '40, 3 rejected, 30 stored, 6 skipped'
+    """
+    found = verdicts(finals)
+    if found is None:
+        return "–"
+    pairs = [f"{found[name]} {name}" for name in ("stored", "skipped") if found["stored"] + found["skipped"]]
+    return ", ".join([str(sum(final["cycles"] for final in finals)), f"{found['rejected']} rejected", *pairs])
 
 
 def first_reached(trace: list[tuple[float, float]], goal: float) -> float | None:
@@ -78,7 +94,10 @@ def _row(curve: Curve, lr: float, runs: list[Finished]) -> dict[str, Any]:
         "seconds": round(statistics.fmean(run.result["seconds"] for run in runs), 1),
         "command": command(RunConfig.from_json(first["config"]), [run.result["config"]["seed"] for run in runs]),
     }
-    for name in ("test_loss", "valid_loss", "test_error", "test_accuracy", "average_memory"):
+    if curve.note:
+        row["missing"] = curve.note
+    averages = ("averaged_test_loss", "averaged_valid_loss")
+    for name in ("test_loss", "valid_loss", *averages, "test_error", "test_accuracy", "average_memory", "passes"):
         if name in finals[0]:
             row[name] = spread([final[name] for final in finals])
     cycles = verdicts(finals)

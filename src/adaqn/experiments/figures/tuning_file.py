@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from adaqn.experiments.comparison.panels import Panel, Tuned, Variant
+from adaqn.experiments.comparison.panels import Panel, Variant
 from adaqn.experiments.errors import UserError
+from adaqn.experiments.figures.work import Known
 from adaqn.experiments.reading import is_there, read_json
 from adaqn.experiments.schema import loss, mapping, number, record
-from adaqn.experiments.search.tune import Told, tune
+from adaqn.experiments.search.points import IN_TIME
+from adaqn.experiments.search.tune import CurveSearch
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.storage import write_json
 
@@ -34,35 +34,16 @@ def read_tuning(path: Path) -> dict[str, Any]:
     return cells
 
 
-def search_panel(
-    panel: Panel, path: Path, command: str, out: Path, workers: int, data_dir: Path | None, told: Told | None = None
-) -> None:
-    """Tune every curve of a panel with the same budget on seed 0, and write what was found into the file."""
-    curves = {variant.name: variant.on(panel.base) for variant in panel.variants}
-    done = tune(
-        curves,
-        panel.budget,
-        out,
-        search=panel.search,
-        name=study_name(panel),
-        workers=workers,
-        data_dir=data_dir,
-        told=told,
-    )
+def write_tuning(path: Path, panel: Panel, found: dict[str, CurveSearch], command: str) -> None:
+    """What a search has found, into the file."""
     contents = read_json(path, TUNING) if is_there(path) else {"cells": {}}
     cell = contents["cells"].setdefault(key(panel), {"base": base_json(panel), "curves": {}})
     if cell["base"] != base_json(panel):
         cell.update(base=base_json(panel), curves={})  # other sizes: what was found for those is of no use
     cell["command"] = command
-    for curve, found in done.items():
-        cell["curves"][curve] = {"search": panel.search, "budget": panel.budget, **found}
+    for curve, search in found.items():
+        cell["curves"][curve] = {"search": panel.search, "budget": panel.budget, **search.results()}
     write_json(path, contents)
-
-
-def study_name(panel: Panel) -> str:
-    """Another one for other sizes."""
-    text = json.dumps(base_json(panel), sort_keys=True)
-    return f"{key(panel)}/{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def key(panel: Panel) -> str:
@@ -73,21 +54,28 @@ def key(panel: Panel) -> str:
 def base_json(panel: Panel) -> dict[str, Any]:
     """What the search was run on, without what it varied."""
     left_out = ("optimizer", "lr", "options", "seed", "threads", "device", "average")
-    return {name: value for name, value in panel.base.complete().told().items() if name not in left_out}
+    searched = (panel.searched or panel.base).complete()
+    return {name: value for name, value in searched.told().items() if name not in left_out}
 
 
-def tuned_by(path: Path) -> Tuned:
-    """The runs with the step sizes of that file."""
+def tuned_by(path: Path, *, strict: bool = True) -> Known:
+    """The runs with the step sizes of that file. What it has not is an error, or, not ``strict``, to be searched."""
     cells = read_tuning(path)
-    return lambda panel, variant: tuned_run(panel, variant, cells, path)
 
+    def tuned(panel: Panel, variant: Variant) -> RunConfig | None:
+        if panel.search == IN_TIME:  # which is that of this machine
+            return None
+        cell = cells.get(key(panel), {})
+        curves = cell.get("curves", {})
+        if not strict and (variant.name not in curves or cell.get("base") != base_json(panel)):
+            return None
+        if variant.name not in curves:
+            raise UserError(
+                f"{path} has no step size for {variant.name} on {panel.cell}: run the figure with --tune first"
+            )
+        best = dict(curves[variant.name]["best"])
+        lr = best.pop("lr")
+        best.pop("valid_loss", None)
+        return replace(variant.on(panel.base), lr=lr, options={**best, **dict(variant.options)})
 
-def tuned_run(panel: Panel, variant: Variant, cells: dict[str, Any], path: Path) -> RunConfig:
-    """The run of a curve with its tuned step size."""
-    curves = cells.get(key(panel), {}).get("curves", {})
-    if variant.name not in curves:
-        raise UserError(f"{path} has no step size for {variant.name} on {panel.cell}: run the figure with --tune first")
-    best = dict(curves[variant.name]["best"])
-    lr = best.pop("lr")
-    best.pop("valid_loss", None)
-    return replace(variant.on(panel.base), lr=lr, options={**best, **dict(variant.options)})
+    return tuned

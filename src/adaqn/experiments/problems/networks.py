@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 CELLS = ("tanh", "relu", "lstm", "gru")
+TRANSFORMER, CONV = "transformer", "conv"
+MODELS = (*CELLS, TRANSFORMER, CONV)
 Hidden = Tensor | tuple[Tensor, Tensor] | None
 
 

@@ -18,7 +18,9 @@ from torch.nn.functional import cross_entropy
 from adaqn.experiments.data.digits import load_digits
 from adaqn.experiments.data.text import SPLITS, character_corpus, sequences, word_corpus
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.problems.networks import FeedForward, Hidden, Recurrent, initialise
+from adaqn.experiments.problems.convolutional import Convolutional
+from adaqn.experiments.problems.networks import CONV, TRANSFORMER, FeedForward, Hidden, Recurrent, initialise
+from adaqn.experiments.problems.transformer import Transformer
 from adaqn.experiments.training.config import RunConfig
 
 Batch = tuple[Tensor, Tensor]
@@ -51,7 +53,10 @@ class Task:
         raise TypeError(f"{type(self).__name__} has no model")
 
     def initialise(self, model: nn.Module, generator: torch.Generator) -> None:
-        initialise(model, self.config.spread, generator)
+        if isinstance(model, Transformer | Convolutional):
+            model.initialise(generator)
+        else:
+            initialise(model, self.config.spread, generator)
 
     def model(self) -> nn.Module:
         """A fresh model with the weights of this seed."""
@@ -148,6 +153,9 @@ class LanguageModel(Task):
         c, size = self.config, len(self.corpus.vocabulary)
         assert c.layers is not None
         assert c.hidden is not None
+        if c.model == TRANSFORMER:
+            assert c.length is not None
+            return Transformer(c.layers, c.hidden, size, c.length)
         return Recurrent(c.model, c.layers, c.hidden, size, vocabulary=size)
 
     def losses(self, output: tuple[Tensor, Hidden], target: Tensor) -> Tensor:
@@ -178,7 +186,20 @@ class Digits(Task):
         assert c.hidden is not None
         if c.task == "pixel-mnist":
             return Recurrent(c.model, c.layers, c.hidden, 10, features=1)
-        return FeedForward(c.model, c.layers, c.hidden, self.splits["train"][0].shape[1], 10)
+        pixels = self.splits["train"][0].shape[1]
+        if c.model == CONV:
+            return Convolutional(c.layers, c.hidden, self._side(pixels), 10)
+        return FeedForward(c.model, c.layers, c.hidden, pixels, 10)
+
+    def _side(self, pixels: int) -> int:
+        """Of the images; every layer halves it."""
+        side, layers = math.isqrt(pixels), self.config.layers or 0
+        if side >> min(layers, side) < 1:
+            most = side.bit_length() - 1
+            raise UserError(
+                f"every layer halves images of {side} × {side}: layers must be at most {most}, got {layers}"
+            )
+        return side
 
     def metrics(self, loss: float, correct: float) -> dict[str, float]:
         return {"accuracy": correct}

@@ -142,10 +142,11 @@ function niceStep(rough) {  // 1, 2 or 5 times a power of ten; plotly would put 
 
 const STRIPS = 6;
 const sum = values => values.reduce((a, b) => a + (b || 0), 0);
-const cycles = g => sum(g.verdicts.stored) + sum(g.verdicts.skipped) + sum(g.verdicts.rejected);
+const VERDICTS = ["kept", "stored", "skipped", "rejected"];
+const cycles = g => VERDICTS.reduce((all, name) => all + sum(g.verdicts[name]), 0);
 const notStored = g => sum(g.verdicts.skipped) + sum(g.verdicts.rejected);
 
-function verdicts(panel, groups) {  // one strip for each group with anything but stored pairs, one bar for each interval
+function verdicts(panel, groups) {  // one strip for each group with cycles that were skipped or rejected, one bar for each interval
   if (!groups.some(g => g.verdicts)) return 0;
   const shown = groups.filter(g => g.verdicts && notStored(g)).slice(0, STRIPS), count = shown.length;
   if (!count) return [];
@@ -154,7 +155,7 @@ function verdicts(panel, groups) {  // one strip for each group with anything bu
     const axis = i ? `y${i + 1}` : "y", top = 1 - i / count, bottom = 1 - (i + 1) / count;
     const x = g.epoch.slice(1).map((end, j) => (end + g.epoch[j]) / 2);
     const width = g.epoch.slice(1).map((end, j) => 0.86 * (end - g.epoch[j]));
-    const all = x.map((_, j) => g.verdicts.stored[j] + g.verdicts.skipped[j] + g.verdicts.rejected[j]);
+    const all = x.map((_, j) => VERDICTS.reduce((total, name) => total + g.verdicts[name][j], 0));
     for (const [name, colour] of Object.entries(NOT_STORED))
       traces.push({type: "bar", x, y: g.verdicts[name].map((v, j) => all[j] ? v / all[j] : 0), width, yaxis: axis, name,
         marker: {color: colour}, customdata: g.verdicts[name],
@@ -173,7 +174,8 @@ function totals(panel, groups) {  // the same in words: with nothing to draw, it
   const judged = groups.filter(g => g.verdicts), strips = judged.filter(notStored).length;
   const lines = judged.map(g => {
     const all = cycles(g), share = name => `${Number(sum(g.verdicts[name]).toPrecision(4))} ${name}`;
-    const what = notStored(g) ? `${share("stored")}, ${share("skipped")}, ${share("rejected")}` : "every one stored a pair";
+    const pairs = sum(g.verdicts.stored) + sum(g.verdicts.skipped), names = pairs ? VERDICTS.slice(1) : ["kept", "rejected"];
+    const what = notStored(g) ? names.map(share).join(", ") : pairs ? "every one stored a pair" : "every one kept";
     return `${g.label}: ${several(Number(all.toPrecision(4)), "cycle")}, ${what}`;
   });
   if (strips > STRIPS) lines.push(`Drawn: the ${STRIPS} of them with the lowest test loss.`);

@@ -144,7 +144,14 @@ def curves(group: Group) -> dict[str, Any]:
             name: over_seeds([_differences([record[name] for record in run]) for run in records])["mean"]
             for name in VERDICTS
         }
+        drawn["verdicts"]["kept"] = over_seeds([_differences(_kept(run)) for run in records])["mean"]
     return drawn
+
+
+def _kept(records: Sequence[dict[str, Any]]) -> list[float]:
+    """Cycles that were accepted by a method without pairs; of one with pairs they are stored or skipped."""
+    pairs = any(record["stored"] or record["skipped"] for record in records)
+    return [0 if pairs else record.get("cycles", 0) - record["rejected"] for record in records]
 
 
 def _differences(totals: Sequence[float]) -> list[float]:

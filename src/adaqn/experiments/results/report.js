@@ -21,7 +21,7 @@ function makePanel(panel) {
     const plot = make("div", {className: "plot", role: "img", "aria-label": `${title}, ${name}`});
     const note = make("p", {className: "soft", textContent: about});
     if (figure === verdicts) {
-      note.append("Cycles that stored no pair, as a share of those between two evaluations: ");
+      note.append("Cycles that were rejected, or stored no pair, as a share of those between two evaluations: ");
       for (const [verdict, colour] of Object.entries(NOT_STORED))
         note.append(make("span", {className: "together"}, [
           make("span", {className: "dot", style: `display: inline-block; background: ${colour}`}), ` ${verdict}`]), "  ");

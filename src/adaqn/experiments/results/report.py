@@ -108,14 +108,18 @@ def _folders(root: Path) -> tuple[list[Path], list[tuple[Path, str]]]:
     """Those with a run in them, and those that cannot be looked into."""
     found: list[Path] = []
     unreadable: list[tuple[Path, str]] = []
-
-    def note(error: OSError) -> None:
-        unreadable.append((Path(error.filename), f"cannot be read: {error.strerror}"))
-
-    for folder, inside, files in os.walk(root, onerror=note):
-        names = {*inside, *files}
-        if {CONFIG, METRICS} <= names or {CONFIG, RESULT} <= names:
-            found.append(Path(folder))
+    waiting = [root]
+    while waiting:  # os.walk calls itself, until Python 3.12, and gives up a thousand folders deep
+        folder = waiting.pop()
+        try:
+            with os.scandir(folder) as inside:
+                entries = {entry.name: entry.is_dir(follow_symlinks=False) for entry in inside}
+        except OSError as error:
+            unreadable.append((folder, f"cannot be read: {error.strerror}"))
+            continue
+        if {CONFIG, METRICS} <= entries.keys() or {CONFIG, RESULT} <= entries.keys():
+            found.append(folder)
+        waiting += [folder / name for name, is_folder in entries.items() if is_folder]
     return sorted(found), sorted(unreadable)
 
 

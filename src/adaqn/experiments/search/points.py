@@ -3,7 +3,8 @@
 ``grid``: every step size with every other choice. ``staged``: the step sizes with the usual choice, then the other
 choices at the best of them. ``lr``: step sizes alone. ``ladder``: step sizes on rungs a quarter of a decade apart, of
 which rung 0 is the optimizer's default: three rungs first, then outwards while the best lies at an end, and
-between it and its neighbours once it does not. Optimizers that search along lines have one point.
+between it and its neighbours once it does not. ``time``: the ladder, with as many step sizes as fit into the time that
+``budget`` runs of Adam take. Optimizers that search along lines have one point.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from adaqn.experiments.optimizers import entry
 from adaqn.experiments.training.config import RunConfig
 
 MOST_RUNS = 10_000
-SEARCHES = ("grid", "staged", "lr", "ladder")
+IN_TIME = "time"
+SEARCHES = ("grid", "staged", "lr", "ladder", IN_TIME)
 
 
 class Point(NamedTuple):
-    """A step size, and the number of a choice of what is tuned beside it: Optuna stores numbers best."""
+    """A step size, and the number of a choice of what is tuned beside it."""
 
     lr: float
     choice: int = 0

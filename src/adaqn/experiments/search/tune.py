@@ -1,52 +1,142 @@
-"""A search on Optuna: its storage keeps the queue, shared by workers on any machine.
+"""A search, read from the folders of its runs: every process that works at it finds the same points due.
 
-Points wait as trials of Optuna; a trial whose worker gives no sign of life is failed by Optuna, and what was not
-finished is queued again, because the next points are worked out from the finished ones.
+Points come in rounds, and a round counts when all of it is there: which of its runs ended first changes nothing.
 """
 
 from __future__ import annotations
 
 import math
-import re
-import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import optuna
-from filelock import FileLock
-from optuna.storages import RDBStorage
-from optuna.trial import TrialState
-
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.search.points import Point, check, choices, configured, due
+from adaqn.experiments.search.points import IN_TIME, Point, check, choices, configured, due
 from adaqn.experiments.training.config import RunConfig
-from adaqn.experiments.training.folder import folder_name
+from adaqn.experiments.training.folder import Finished, check_data, finished, folder_name
 from adaqn.experiments.training.opening import open_run
 from adaqn.experiments.training.options import resolved
-from adaqn.experiments.training.parallel import Workers, check_workers, started_workers
+from adaqn.experiments.training.parallel import Job, work_off
+from adaqn.experiments.training.workers import check_workers
 
 Curves = dict[str, RunConfig]
 """What is tuned, by name: each an optimizer, perhaps with options of its own."""
 Told = Callable[[dict[str, int]], None]
 """Is told how many runs of which curve are finished."""
+Clock = Callable[[], float | None]
+"""→ seconds of a run of the method whose time is the unit; ``None`` is not known yet."""
+REFERENCE = "adam"
+"""Its runs are the unit of budgets in time; where it has no part, those of the first curve."""
+MOST_IN_TIME = 20
+"""Points, of a method however fast."""
 
-HEARTBEAT, STALE = 10, 60
-"""Seconds between two signs of life of a worker, and after how many without one its point is run again."""
-LOOK_AGAIN = 1.0
-"""Seconds between two looks at points that are at work elsewhere."""
+
+@dataclass(frozen=True)
+class Tried:
+    """A point that was run."""
+
+    loss: float
+    """On the validation split at the end; infinite if it was not finite."""
+    seconds: float
 
 
-@contextmanager
-def quiet_heartbeats() -> Iterator[None]:
-    """Signs of life are an experiment of Optuna's, which it says to every user at every use, and from every thread."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        warnings.filterwarnings("ignore", "Heartbeat of storage")
-        yield
+class CurveSearch:
+    """The search of one curve."""
+
+    def __init__(
+        self, base: RunConfig, search: str, budget: int, runs: Path, data_dir: Path | None, clock: Clock
+    ) -> None:
+        check(search, base.optimizer, budget)
+        self.base, self.search, self.budget, self.clock = base, search, budget, clock
+        self.runs, self.data_dir = runs, data_dir
+        self.tried: dict[Point, Tried] = {}
+        self._found: dict[Point, Finished] = {}
+
+    @property
+    def count(self) -> int | None:
+        """Points that it may have; ``None`` is not known yet."""
+        if self.search != IN_TIME:
+            return self.budget
+        if not self.tried:
+            return 1
+        unit, own = self.clock(), statistics.fmean(tried.seconds for tried in self.tried.values())
+        return None if unit is None else min(MOST_IN_TIME, max(1, round(self.budget * unit / own)))
+
+    def due(self) -> list[Point]:
+        """Those of the present round that are not finished; none if the search is over, or if its time is not known."""
+        while True:
+            count = self.count
+            if count is None:
+                return []
+            losses = {point: tried.loss for point, tried in self.tried.items()}
+            points = due("ladder" if self.search == IN_TIME else self.search, self.base.optimizer, count, losses)
+            missing = [point for point in points if not self._is_finished(point)]
+            if missing or not points:
+                return missing
+            self.tried |= {point: self._result(point) for point in points}
+
+    def is_over(self) -> bool:
+        return not self.due() and self.count is not None
+
+    def jobs(self) -> list[Job]:
+        """The same as runs."""
+        return [self._job(point) for point in self.due()]
+
+    def _job(self, point: Point) -> Job:
+        config = configured(self.base, point)
+        return Job(config, self.runs / folder_name(config))
+
+    def _is_finished(self, point: Point) -> bool:
+        if point not in self._found:
+            job = self._job(point)
+            if (found := finished(job.folder)) is not None:
+                check_data(found, job.config, self.data_dir)
+                self._found[point] = found
+        return point in self._found
+
+    def _result(self, point: Point) -> Tried:
+        result = self._found[point].result
+        loss = result["final"]["valid_loss"]
+        return Tried(loss if math.isfinite(loss) else math.inf, result["seconds"])
+
+    def best(self) -> Point | None:
+        """Of the lowest loss; of equals, the smallest step."""
+        return min(self.tried, key=lambda point: (self.tried[point].loss, point.lr), default=None)
+
+    def finished_runs(self) -> list[Finished]:
+        return list(self._found.values())
+
+    def seconds_of_default(self) -> float | None:
+        """Of the first point, which is that of the default step size."""
+        return next((tried.seconds for tried in self.tried.values()), None)
+
+    def results(self) -> dict[str, Any]:
+        """The best point, and every point with its validation loss."""
+        points = [self._described(point) for point in self.tried]
+        points.sort(key=lambda point: (point["valid_loss"], point["lr"]))
+        best = self.best()
+        return {"best": None if best is None else self._described(best), "trials": points}
+
+    def _described(self, point: Point) -> dict[str, Any]:
+        loss = self.tried[point].loss
+        return {"lr": point.lr, **choices(self.base.optimizer)[point.choice], "valid_loss": loss}
+
+
+def searches(
+    curves: Curves, search: str, budget: int, runs: Path, data_dir: Path | None = None
+) -> dict[str, CurveSearch]:
+    """Of several curves, with one budget."""
+    found: dict[str, CurveSearch] = {}
+    reference = next((name for name, base in curves.items() if base.optimizer == REFERENCE), next(iter(curves)))
+
+    def clock() -> float | None:
+        return found[reference].seconds_of_default()
+
+    for name, base in curves.items():
+        found[name] = CurveSearch(base, search, budget, runs, data_dir, clock)
+    return found
 
 
 def for_optimizers(base: RunConfig, names: Sequence[str]) -> Curves:
@@ -60,166 +150,27 @@ def tune(
     out: Path,
     *,
     search: str = "grid",
-    url: str | None = None,
-    name: str = "tuning",
     workers: int = 2,
     data_dir: Path | None = None,
     told: Told | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Run the whole search; returns for each curve its best point by validation loss, and all points."""
-    for base in curves.values():
-        check(search, base.optimizer, budget)
-    check_workers(workers)
     # Only what was asked for: an option that a preset says may be the one that is searched.
     curves = {curve: replace(resolved(base), options=base.options) for curve, base in curves.items()}
+    found = searches(curves, search, budget, out / "runs", data_dir)
+    check_workers(workers)
     for base in curves.values():
         open_run(base, None, data_dir)  # a mistake is told here, once, rather than by every worker
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the folder {out}: {error.strerror}") from error
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    storage = opened(url or f"sqlite:///{out / 'tuning.db'}", out)
-    searches = {
-        curve: CurveSearch(base, begun(storage, f"{name}/{curve}", base), out / "runs", data_dir)
-        for curve, base in curves.items()
-    }
-    counts = {curve: len(of_curve.losses()) for curve, of_curve in searches.items()}
 
-    def count(curve: str) -> None:
-        counts[curve] = len(searches[curve].losses())
+    def jobs() -> list[Job]:
+        asked = [job for of_curve in found.values() for job in of_curve.jobs()]
         if told is not None:
-            told(counts)
+            told({curve: len(of_curve.finished_runs()) for curve, of_curve in found.items()})
+        return asked
 
-    with started_workers(workers) as team, quiet_heartbeats():
-        for curve, of_curve in searches.items():
-            count(curve)
-            while points := due(search, of_curve.base.optimizer, budget, of_curve.losses()):
-                of_curve.run(points, team, lambda curve=curve: count(curve))  # type: ignore[misc]
-    return {curve: of_curve.results() for curve, of_curve in searches.items()}
-
-
-class CurveSearch:
-    """The search of one curve: a study of Optuna, and where its runs are."""
-
-    def __init__(self, base: RunConfig, study: optuna.Study, runs: Path, data_dir: Path | None) -> None:
-        self.base, self.study, self.runs, self.data_dir = base, study, runs, data_dir
-
-    def losses(self) -> dict[Point, float]:
-        """The points that are finished."""
-        done = self.study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
-        return {point_of(trial): trial.value for trial in done if trial.value is not None}
-
-    def results(self) -> dict[str, Any]:
-        """The best point, and every point with its validation loss."""
-        options = choices(self.base.optimizer)
-        points = [{"lr": p.lr, **options[p.choice], "valid_loss": loss} for p, loss in self.losses().items()]
-        points.sort(key=lambda point: point["valid_loss"])
-        return {"best": points[0] if points else None, "trials": points}
-
-    def run(self, points: Sequence[Point], team: Workers, told: Callable[[], None]) -> None:
-        """Queue these points where they are not yet, and work until none is waiting."""
-        optuna.storages.fail_stale_trials(self.study)
-        at_hand = self.study.get_trials(deepcopy=False, states=[TrialState.WAITING, TrialState.RUNNING])
-        known = [point_of(trial) for trial in at_hand if is_queued(trial)]
-        for point in points:
-            if point not in known:
-                self.study.enqueue_trial(point._asdict())
-        waiting = self.study.get_trials(deepcopy=False, states=[TrialState.WAITING])
-        team.check_interrupt()
-        if not waiting:  # all are at work elsewhere
-            time.sleep(LOOK_AGAIN)
-            return
-        failures: list[BaseException] = []
-
-        def objective(trial: optuna.Trial) -> float:
-            if failures or team.stop.is_set():
-                raise optuna.TrialPruned
-            try:
-                return self.loss_at(trial, team)
-            except UserError as error:  # Optuna forgets those of its last threads
-                failures.append(error)
-                raise
-
-        count, callbacks = len(waiting), [lambda *_: told()]
-        self.study.optimize(objective, n_trials=count, n_jobs=team.count, callbacks=callbacks, catch=(UserError,))
-        team.check_interrupt()
-        if failures:
-            raise failures[0]
-
-    def loss_at(self, trial: optuna.Trial, team: Workers) -> float:
-        """The validation loss of the point of a trial, at the end of its run."""
-        if self.is_superfluous(trial.number):
-            raise optuna.TrialPruned
-        lr = trial.suggest_float("lr", 1e-12, 1e12, log=True)  # queued: only the range is declared here
-        choice = trial.suggest_int("choice", 0, len(choices(self.base.optimizer)) - 1)
-        config = configured(self.base, Point(lr, choice))
-        done = team.finished(config, self.runs / folder_name(config), self.data_dir)
-        loss: float = done.result["final"]["valid_loss"]
-        return loss if math.isfinite(loss) else math.inf
-
-    def is_superfluous(self, number: int) -> bool:
-        """Was the same point queued before? Two machines that start at once both queue all that is due.
-
-        Or is there no point? Another machine may have taken the last one since we looked.
-        """
-        trials = self.study.get_trials(deepcopy=False)
-        if not is_queued(trials[number]):
-            return True
-        dead = (TrialState.FAIL, TrialState.PRUNED)
-        earlier = [trial for trial in trials[:number] if is_queued(trial) and trial.state not in dead]
-        return point_of(trials[number]) in [point_of(trial) for trial in earlier]
-
-
-def begun(storage: RDBStorage, name: str, base: RunConfig) -> optuna.Study:
-    """The study of that name, new or to be gone on with."""
-    study = optuna.create_study(storage=storage, study_name=name, direction="minimize", load_if_exists=True)
-    now, before = base.told(), study.user_attrs.get("base", base.told())
-    changed = [key for key in now if now[key] != before.get(key) and key not in ("lr", "threads", "device")]
-    if changed:
-        raise UserError(
-            f"the study {name} was begun with other settings ({changed[0]} was {before.get(changed[0])!r}, and is "
-            f"{now[changed[0]]!r} now): choose another --name or --out"
-        )
-    study.set_user_attr("base", now)
-    return study
-
-
-def is_queued(trial: optuna.trial.FrozenTrial) -> bool:
-    return "lr" in trial.system_attrs.get("fixed_params", trial.params)
-
-
-def point_of(trial: optuna.trial.FrozenTrial) -> Point:
-    values = trial.system_attrs.get("fixed_params", trial.params)
-    return Point(float(f"{values['lr']:.3g}"), int(values["choice"]))
-
-
-class OneClaimAtATime(RDBStorage):
-    """SQLite would let two workers take the same waiting trial; databases with row locks need no help."""
-
-    def __init__(self, url: str, lock: FileLock | None) -> None:
-        super().__init__(url, heartbeat_interval=HEARTBEAT, grace_period=STALE)
-        self.lock = lock
-
-    def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
-        with self.lock or nullcontext():
-            return super().set_trial_state_values(trial_id, state, values)
-
-
-def opened(url: str, out: Path) -> RDBStorage:
-    lock = FileLock(out / "claim.lock") if url.startswith("sqlite") else None
-    try:
-        with quiet_heartbeats():
-            return OneClaimAtATime(url, lock)
-    except Exception as error:  # whatever the database's driver raises
-        reason = str(error).splitlines()[0]
-        raise UserError(f"cannot open the storage {without_password(url)}: {reason}") from error
-
-
-def without_password(url: str) -> str:
-    """The address as it may be shown.
-
-    >>> without_password("postgresql://me:secret@host/studies")
-    'postgresql://me:***@host/studies'
-    """
-    return re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", url)
+    work_off(jobs, workers, data_dir)
+    return {curve: of_curve.results() for curve, of_curve in found.items()}

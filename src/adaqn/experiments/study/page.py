@@ -12,31 +12,43 @@ from adaqn.experiments.comparison.labels import chief, label_ends
 from adaqn.experiments.comparison.summary import over_seeds
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.reading import content_text, is_there
-from adaqn.experiments.study.summary import YARDSTICK, Line, mean_text, range_text
+from adaqn.experiments.study import anytime, profile
+from adaqn.experiments.study.plan import Plan
+from adaqn.experiments.study.summary import Found, Line, best_lines, mean_text, range_text
 from adaqn.experiments.training.options import command
 from adaqn.experiments.training.storage import write_atomically
 
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
-STYLES = {"adaqn-paper": ":", "adaqn-modern": "--", "adamw": "--", "shampoo": "-.", "nag": "-."}
-"""Beside the colours, of which there are fewer than methods."""
+NOTHING = "No cell is finished yet: `adaqn study --plan` says what is missing."
+COSINE = " ~"
+"""Behind the loss of a method whose better regime has a schedule."""
 
 
-def write_page(found: dict[str, list[Line]], page: Path, seeds: int, cells: Path | None = None) -> list[Path]:
+def write_page(found: Found, later: anytime.Shown, plan: Plan, page: Path, cells: Path | None = None) -> list[Path]:
     """Tables between two marks of the page, whatever people wrote around them stays; figures beside it.
 
-    ``cells`` is the file of a study of one's own, for the commands that repeat a row.
+    ``later`` is what there is for the picture of the loss at any time; ``cells`` is the file of a study of one's own,
+    for the commands that repeat a row.
     """
     page_text(page)  # says what is wrong with it before anything is drawn
     pictures = page.parent / "results"
     pictures.mkdir(parents=True, exist_ok=True)
-    written = [page]
-    parts = [overview(found, seeds)]
-    for name, of_cell in found.items():
-        stem = pictures / name
-        written += draw(of_cell, stem)
-        parts.append(section(of_cell, stem.with_suffix(".svg").relative_to(page.parent), cells))
-    write_between_marks(page, parts)
+    best = best_lines(found)
+    written = [page, *profile.draw(found, pictures / profile.NAME), *anytime.draw(later, pictures / anytime.NAME)]
+    for name, of_cell in best.items():
+        written += draw(of_cell, pictures / name)
+    write_between_marks(page, body(found, later, plan, cells))
     return written
+
+
+def body(found: Found, later: anytime.Shown, plan: Plan, cells: Path | None = None) -> list[str]:
+    """What stands between the marks, part by part."""
+    if not found:
+        return [NOTHING]
+    pictures = Path("results")
+    parts = [overview(found, plan), profile.text(found, pictures), anytime.text(later, pictures)]
+    parts += [section(methods, pictures / f"{name}.svg", plan, cells) for name, methods in found.items()]
+    return [part for part in parts if part]
 
 
 def write_between_marks(page: Path, parts: list[str]) -> None:
@@ -56,48 +68,87 @@ def page_text(page: Path) -> str:
     return text
 
 
-def overview(found: dict[str, list[Line]], seeds: int) -> str:
-    """One row per cell: the headline numbers of adaQN's presets, Adam and SOAP."""
-    methods = ("adam", "soap", "adaqn-paper", "adaqn-modern", "adaqn-kronecker")
-    head = ["cell", *(f"{_label(found, m)}" for m in methods), "best of all", "time to Adam's end, Kronecker / Adam"]
+def overview(found: Found, plan: Plan) -> str:
+    """One row per cell: the headline numbers of the methods that run on all of them."""
+    shown = plan.first
+    labels = {line.method: line.label for methods in found.values() for line, *_ in methods}
+    named = [labels.get(method, method) for method in shown]
+    head = ["cell", *named, *([f"{named[0]} untuned"] if shown else []), "best of all", "seconds to AdamW's end"]
     table = [head, ["---"] * len(head)]
-    for of_cell in found.values():
-        by_method = {line.method: line for line in of_cell}
-        cells = [of_cell[0].panel.title]
-        cells += [_loss(by_method[m].test, m == of_cell[0].method) if m in by_method else "–" for m in methods]
-        cells += [of_cell[0].label, _ratio(by_method.get("adaqn-kronecker"), by_method.get(YARDSTICK))]
+    for name, methods in found.items():
+        by_method = {regimes[0].method: regimes for regimes in methods}
+        cells = [methods[0][0].panel.title + (" °" if name in plan.chosen_on else "")]
+        cells += [_better(by_method[method]) if method in by_method else "–" for method in shown]
+        cells += [mean_text(untuned_of(by_method.get(method, []))) for method in shown[:1]]
+        cells += [methods[0][0].label, " / ".join(_seconds(by_method.get(method)) for method in shown)]
         table.append(cells)
-    return f"### All cells: test loss at the end, mean over {seeds} seeds\n\n" + markdown(table)
+    return (
+        f"### All cells: test loss at the end, mean over {plan.seeds} seeds\n\n"
+        f"Every method in the better of its regimes on validation;{COSINE} marks a cosine schedule, judged at the last "
+        "weights. ° marks the cells by which presets were chosen. Seconds: "
+        f"{' / '.join(named)}.\n\n{markdown(table)}"
+    )
 
 
-def section(of_cell: list[Line], picture: Path, cells_file: Path | None = None) -> str:
-    first = of_cell[0]
+def untuned_of(regimes: list[Line]) -> list[float]:
+    """Without a schedule, at the default step size."""
+    return next((line.untuned for line in regimes if line.config.schedule == "constant"), [])
+
+
+def _better(regimes: list[Line]) -> str:
+    return mean_text(regimes[0].test) + ("" if regimes[0].config.schedule == "constant" else COSINE)
+
+
+def _seconds(regimes: list[Line] | None) -> str:
+    return "–" if regimes is None or regimes[0].seconds_to_goal is None else f"{regimes[0].seconds_to_goal:.1f}"
+
+
+def section(methods: list[list[Line]], picture: Path, plan: Plan, cells_file: Path | None = None) -> str:
+    """The table of a cell: both regimes of every method, the better one bold, and the rest of that one."""
+    first = methods[0][0]
+    names = [regime.name for regime in plan.regimes]
     head = [
-        "method", "lr", "test loss", "lowest to highest", "averaged weights", "untuned", "ms a step",
-        "steps to Adam's end", "seconds to Adam's end", "stored / skipped / rejected",
+        "method", *(word for name in names for word in (name, "lr")), "lowest to highest", "untuned", "ms a step",
+        "steps to AdamW's end", "seconds to AdamW's end", "stored / skipped / rejected",
     ]  # fmt: skip
-    if first.accuracy:
-        head.insert(4, "accuracy")
+    has_accuracy = bool(first.accuracy)
+    if has_accuracy:
+        head.insert(-5, "accuracy")
     table = [head, ["---"] * len(head)]
-    for line in of_cell:
-        cells = [
-            line.label, f"{line.lr:g}" + (" †" if line.at_end else ""), _loss(line.test, line is first),
-            range_text(line.test), _loss(line.averaged), _loss(line.untuned),
-            "–" if line.milliseconds is None else f"{line.milliseconds:.1f}",
-            "–" if line.steps_to_adam is None else f"{line.steps_to_adam:.0f}",
-            "–" if line.seconds_to_adam is None else f"{line.seconds_to_adam:.1f}",
-            "–" if line.cycles is None else " / ".join(map(str, line.cycles.values())),
-        ]  # fmt: skip
-        if first.accuracy:
-            cells.insert(4, f"{100 * sum(line.accuracy) / len(line.accuracy):.1f} %" if line.accuracy else "–")
-        table.append(cells)
+    for regimes in methods:
+        better = regimes[0]
+        row = [better.label, *(word for name in names for word in _regime(regimes, name)), range_text(better.test)]
+        if has_accuracy:
+            row.append(f"{100 * sum(better.accuracy) / len(better.accuracy):.1f} %" if better.accuracy else "–")
+        row += [
+            mean_text(untuned_of(regimes)),
+            "–" if better.milliseconds is None else f"{better.milliseconds:.1f}",
+            "–" if better.steps_to_goal is None else f"{better.steps_to_goal:.0f}",
+            _seconds(regimes),
+            "–" if better.cycles is None else " / ".join(map(str, better.cycles.values())),
+        ]
+        table.append(row)
     own = "" if cells_file is None else f" --cells {cells_file}"
     repeat = f"adaqn study{own} --cell {first.panel.name} --method {first.method} --results again --out again/runs"
     return (
-        f"### {first.panel.title}\n\n{first.steps} steps, {first.unit}; {len(of_cell)} methods.\n\n"
-        f"![{first.panel.title}]({picture})\n\n{markdown(table)}\n\n"
+        f"### {first.panel.title}\n\n"
+        f"{first.steps} steps, {first.unit}; {len(methods)} methods.{_chosen(first, plan)}\n\n"
+        f"![{first.panel.title}]({picture.as_posix()})\n\n{markdown(table)}\n\n"
         f"A row again: `{repeat}`. Its runs: `{command(first.config, range(first.seeds))}`"
     )
+
+
+def _chosen(line: Line, plan: Plan) -> str:
+    return " Presets were chosen by this cell, among others." if line.panel.name in plan.chosen_on else ""
+
+
+def _regime(regimes: list[Line], name: str) -> tuple[str, str]:
+    """(loss, step size) there."""
+    line = next((line for line in regimes if line.regime == name), None)
+    if line is None:
+        return "–", "–"
+    text = mean_text(line.test)
+    return f"**{text}**" if line is regimes[0] else text, f"{line.lr:g}" + (" †" if line.at_end else "")
 
 
 def draw(of_cell: list[Line], stem: Path) -> list[Path]:
@@ -127,33 +178,22 @@ def _drawing(of_cell: list[Line], best: list[Line], size: plots.Size) -> Figure:
 def _drawn(line: Line, factor: float = 1.0, *, minor: bool = False, short: bool = False) -> look.Line:
     steps = [step * factor for step in line.runs[0]["trace"]["step"]]
     label = line.label if short else f"{line.label}  {mean_text(line.test)}"
-    values = over_seeds([run["trace"]["test_loss"] for run in line.runs])
-    return look.line(label, look.colour(line.method), steps, values, STYLES.get(line.method, "-"), minor=minor)
+    values = over_seeds([run["trace"][line.key] for run in line.runs])
+    return look.line(label, look.colour(line.method), steps, values, look.style_among_many(line.method), minor=minor)
 
 
-def as_json_rows(found: dict[str, list[Line]]) -> list[dict[str, Any]]:
+def as_json_rows(found: Found) -> list[dict[str, Any]]:
     """For other programs."""
-    kept = ("method", "lr", "seeds", "test", "averaged", "untuned", "milliseconds", "steps_to_adam", "seconds_to_adam")
+    kept = (
+        "method", "regime", "lr", "seeds", "valid", "test", "untuned", "milliseconds", "goal", "steps_to_goal",
+        "seconds_to_goal",
+    )  # fmt: skip
     return [
-        {"cell": name, **{key: getattr(line, key) for key in kept}}
-        for name, of_cell in found.items()
-        for line in of_cell
+        {"cell": name, "better": line is regimes[0], **{key: getattr(line, key) for key in kept}}
+        for name, methods in found.items()
+        for regimes in methods
+        for line in regimes
     ]
-
-
-def _label(found: dict[str, list[Line]], method: str) -> str:
-    return next((line.label for of_cell in found.values() for line in of_cell if line.method == method), method)
-
-
-def _loss(values: list[float], bold: bool = False) -> str:
-    text = mean_text(values)
-    return f"**{text}**" if bold else text
-
-
-def _ratio(ours: Line | None, adam: Line | None) -> str:
-    if ours is None or adam is None or ours.seconds_to_adam is None or not adam.seconds_to_adam:
-        return "–"
-    return f"{ours.seconds_to_adam / adam.seconds_to_adam:.2f}"
 
 
 def markdown(table: list[list[str]]) -> str:

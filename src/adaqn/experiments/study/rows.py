@@ -14,6 +14,7 @@ from adaqn.experiments.optimizers import entry
 from adaqn.experiments.reading import is_there, read_json
 from adaqn.experiments.schema import count, loss, positive, record, several, text
 from adaqn.experiments.search.points import USUAL, Point, due, rung_of
+from adaqn.experiments.study.regimes import AVERAGED, InRegime
 from adaqn.experiments.training.config import RunConfig, renamed
 from adaqn.experiments.training.folder import Finished
 from adaqn.experiments.training.options import resolved
@@ -25,11 +26,13 @@ LEFT_OUT = ("lr", "seed", "threads", "device", "optimizer", "options")
 TRACES = ("step", "valid_loss", "test_loss", "train_loss", "seconds")
 ERRORS = "test_error"
 """A trace of whole-batch tasks alone."""
+AVERAGES = ("averaged_valid_loss", "averaged_test_loss")
+"""Traces of runs with an average."""
 KEPT = 40
 """Points of a trace that were measured at every hundredth of a run: the files are committed."""
 AT_THE_END = (
     "test_error",
-    "valid_loss", "test_loss", "test_accuracy", "average_valid_loss", "average_test_loss", "average_test_accuracy",
+    "valid_loss", "test_loss", "test_accuracy", "averaged_valid_loss", "averaged_test_loss", "averaged_test_accuracy",
     "stored", "skipped", "rejected", "nonfinite", "step_multiplier",
 )  # fmt: skip
 
@@ -52,7 +55,10 @@ class Row:
 
     def __init__(self, panel: Panel, variant: Variant, folder: Path) -> None:
         self.panel, self.variant, self.method = panel, variant, variant.optimizer
-        self.path = folder / panel.name / f"{self.method}.json"
+        self.path = folder / panel.name / f"{variant.name}.json"
+        self.regime = variant.regime if isinstance(variant, InRegime) else ""
+        self.prefix = AVERAGED if isinstance(variant, InRegime) and variant.at_average else ""
+        """Of the losses by which it is judged."""
         self.base = resolved(variant.on(panel.base))
         assert self.base.lr is not None
         self.default: float = self.base.lr
@@ -63,6 +69,7 @@ class Row:
         values = self.base.to_json()
         return {
             "format": FORMAT, "cell": self.panel.name, "method": self.method, "default_lr": self.default,
+            **({"regime": self.regime} if self.regime else {}),
             "options": values["options"],
             "task": {k: v for k, v in self.base.told().items() if k not in LEFT_OUT},
         }  # fmt: skip
@@ -82,6 +89,8 @@ class Row:
         for run in said["runs"]:
             if len({len(trace) for trace in run["trace"].values()}) != 1:
                 raise UserError(f"{self.path} is damaged: the traces of a run differ in length; it was left in place")
+            if self.prefix and not {*AVERAGES} <= {*run["end"]} & {*run["trace"]}:
+                raise UserError(f"{self.path} is damaged: a run has no losses at the average; it was left in place")
         return list(said["runs"])
 
     def add(self, done: Finished) -> None:
@@ -107,7 +116,8 @@ class Row:
     def _trace(self, metrics: list[dict[str, Any]]) -> dict[str, list[Any]]:
         whole = is_whole(self.base.task)
         kept = thinned(metrics, KEPT) if whole else metrics
-        names = (*TRACES, ERRORS) if whole else TRACES
+        more = (ERRORS,) if whole else tuple(name for name in AVERAGES if name in metrics[0])
+        names = (*TRACES, *more)
         return {name: [_short(record.get(name)) for record in kept] for name in names}
 
     # ------------------------------------------------------------------ what is known
@@ -116,13 +126,17 @@ class Row:
         return next((run for run in self.runs if run["lr"] == lr and run["seed"] == seed), None)
 
     def tried(self) -> dict[Point, float]:
-        """Step size → validation loss of seed 0; those that are on the ladder, whatever else was run."""
+        """Step size → judged validation loss of seed 0; those that are on the ladder, whatever else was run."""
         usual = USUAL.get(self.method, 0)
         return {
-            Point(run["lr"], usual): number(run["end"]["valid_loss"])
+            Point(run["lr"], usual): self.end(run, "valid_loss")
             for run in self.runs
             if run["seed"] == 0 and rung_of(self.default, run["lr"]) is not None
         }
+
+    def end(self, run: dict[str, Any], name: str) -> float:
+        """What it is judged by: of the average where that is so; infinite where it is not finite."""
+        return number(run["end"].get(f"{self.prefix}{name}"))
 
     def best_lr(self) -> float | None:
         """Chosen on the validation split with seed 0; of equals, the smallest step."""
@@ -135,20 +149,33 @@ class Row:
         sizes = [point.lr for point in self.tried()]
         return self.best_lr() in (min(sizes), max(sizes))
 
-    def due(self, seeds: int) -> list[RunConfig]:
-        """The runs that may be made now: step sizes first, then the other seeds at the best and at the default one."""
+    def due(self, seeds: int, default_first: bool = False) -> list[RunConfig]:
+        """The runs that may be made now: step sizes first, then the other seeds at the best and at the default one.
+
+        With ``default_first`` all seeds at the default step size come before the search.
+        """
+        if default_first and self.untuned and (configs := self._missing([self.default], seeds)):
+            return configs
         wanted = [(point.lr, 0) for point in due(self.panel.search, self.method, self.panel.budget, self.tried())]
         if not wanted:
             best = self.best_lr()
             assert best is not None
-            sizes = dict.fromkeys([best, self.default] if self.untuned else [best])
-            wanted = [(lr, seed) for lr in sizes for seed in range(seeds)]
+            return self._missing([best, self.default] if self.untuned else [best], seeds)
         return [replace(self.base, lr=lr, seed=seed) for lr, seed in wanted if self.find(lr, seed) is None]
+
+    def _missing(self, sizes: list[float], seeds: int) -> list[RunConfig]:
+        return [
+            replace(self.base, lr=lr, seed=seed)
+            for lr in dict.fromkeys(sizes)
+            for seed in range(seeds)
+            if self.find(lr, seed) is None
+        ]
 
     @property
     def untuned(self) -> bool:
-        """Is the default step size run with every seed too? For Adam and adaQN's presets, on batches that change."""
-        return not is_whole(self.base.task) and (self.method == "adam" or self.method.startswith("adaqn"))
+        """Is the default step size run with every seed too? Without a schedule, by the methods people try first."""
+        known = self.method in ("adamw", "soap") or self.method.startswith("adaqn")
+        return bool(self.prefix) and known
 
     def at(self, lr: float | None, seeds: int) -> list[dict[str, Any]]:
         """The runs at that step size, if all seeds are there."""

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.training.storage import write_atomically
+from adaqn.experiments.training.storage import write_by
 
 MARK = b"\nadaqn sha256 "
 """Between the two. The format of ``torch.save`` is a zip file, whose readers ignore what follows its end."""
@@ -26,14 +26,19 @@ ENTRIES = {
 AGAIN = "it was left in place. Delete it to start this run anew"
 
 
-class _Buffer:
-    """What ``torch.save`` writes, kept in memory so that it reaches the disk in one go."""
+class _Summed:
+    """What ``torch.save`` writes goes into the file at once: the state of a large model is not held twice in memory."""
 
-    def __init__(self) -> None:
-        self.parts: list[bytes] = []
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file, self.digest = file, hashlib.sha256()
+        self.error: OSError | None = None
 
     def write(self, data: bytes) -> int:
-        self.parts.append(bytes(data))
+        try:
+            self.file.write(data)
+        except OSError as error:  # torch would make another one of it
+            self.error = self.error or error
+        self.digest.update(data)
         return len(data)
 
     def flush(self) -> None:
@@ -41,11 +46,14 @@ class _Buffer:
 
 
 def save_checkpoint(path: Path, value: dict[str, Any]) -> None:
-    buffer, digest = _Buffer(), hashlib.sha256()
-    torch.save(value, buffer)  # type: ignore[arg-type]
-    for part in buffer.parts:
-        digest.update(part)
-    write_atomically(path, *buffer.parts, MARK, digest.hexdigest().encode())
+    def write(file: IO[bytes]) -> None:
+        summed = _Summed(file)
+        torch.save(value, summed)  # type: ignore[arg-type]
+        if summed.error is not None:
+            raise summed.error
+        file.writelines([MARK, summed.digest.hexdigest().encode()])
+
+    write_by(path, write)
 
 
 def load_checkpoint(path: Path, known_classes: Sequence[type] = ()) -> dict[str, Any]:

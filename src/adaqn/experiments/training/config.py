@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.problems.networks import CELLS
+from adaqn.experiments.problems.networks import CELLS, CONV, TRANSFORMER
+from adaqn.experiments.reading import is_utf8
 from adaqn.experiments.schema import LARGEST, shown
 from adaqn.experiments.training import whole_settings
 from adaqn.experiments.training.whole_settings import DTYPES, PROBLEMS, SCHEDULES, is_whole
@@ -61,8 +62,12 @@ class RunConfig:
     """Carry the hidden state from one batch to the next, through contiguous text."""
     clip: float | None = None
     """Largest norm of the gradient."""
+    weight_decay: float | None = None
+    """λ of w ← (1 − lr·λ)·w in every step; ``None`` is what the optimizer does by itself."""
     average: float | None = None
     """Decay of an average of the weights, evaluated at the end beside the weights themselves."""
+    averaging: float | None = None
+    """c of a growing average x ← x + c/(k + c)·(w − x), k counting steps after the warm-up; evaluated throughout."""
     monitor_size: int = 128
     evaluations: int = 1
     """Evaluations per epoch; with whole batches, hundreds of measurements in all."""
@@ -83,36 +88,42 @@ class RunConfig:
         if is_whole(self.task):
             return whole_settings.defaults(self)
         language = {"hidden": 100 if self.task == "char-lm" else 400, "length": 50, "batch_size": 32}
-        language["layers"] = 2 if self.model in ("lstm", "gru") else 5
+        language["layers"] = 2 if self.model in ("lstm", "gru", TRANSFORMER) else 5
+        if self.model == TRANSFORMER:
+            language["hidden"] = 128
         words = {**language, "vocabulary": 10_000}
         return {
             "char-lm": language,
             "word-lm": words,
             "pixel-mnist": {"layers": 1, "hidden": 100, "length": 0, "batch_size": 64},
             "addition": {"layers": 1, "hidden": 100, "length": 50, "batch_size": 64},
-            "mlp": {"layers": 2, "hidden": 100, "length": 0, "batch_size": 64},
+            "mlp": {"layers": 2, "hidden": 16 if self.model == CONV else 100, "length": 0, "batch_size": 64},
         }[self.task]
 
     def _check(self) -> None:
         for name, value in self.to_json().items():
             if isinstance(value, int) and abs(value) > LARGEST:
-                raise UserError(f"{name} must be at most {LARGEST}, got {value:.3g}")
+                raise UserError(f"{name} must be at most {LARGEST}, got {shown(value)}")
+            if not is_utf8(value):
+                raise UserError(f"{name} is {shown(value)}, which is not UTF-8 and cannot be written down: rename it")
         for name in ("layers", "hidden", "monitor_size", "evaluations"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("steps", "limit", "side", "vocabulary", "batch_size"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("lr", "clip"):
+        for name in ("lr", "clip", "averaging"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise UserError(f"{name} must be a positive number, got {value}")
+        if self.weight_decay is not None and not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
+            raise UserError(f"weight_decay must be a number of at least 0, got {self.weight_decay}")
         if self.average is not None and not 0.0 < self.average < 1.0:
             raise UserError(f"average must lie between 0 and 1, got {self.average}: 0.99 averages about 100 steps")
         if not 0 < self.epochs <= MOST_EPOCHS:
             raise UserError(f"epochs must be a positive number of at most {MOST_EPOCHS:g}, got {self.epochs}")
-        if self.model not in CELLS or (self.task == "mlp" and self.model not in ("tanh", "relu")):
-            allowed = CELLS[:2] if self.task == "mlp" else CELLS
+        allowed = models_of(self.task)
+        if self.model not in allowed:
             raise UserError(f"no model called {self.model!r} for {self.task}: give one of {', '.join(allowed)}")
         for name, known in (("schedule", SCHEDULES), ("dtype", DTYPES)):
             if getattr(self, name) not in known:
@@ -134,8 +145,17 @@ class RunConfig:
             raise UserError(f"vocabulary is for word-lm: {self.task} takes its symbols as they are")
         if self.carry_state and self.task not in ("char-lm", "word-lm"):
             raise UserError(f"carry_state is for language models: the sequences of {self.task} are independent")
+        if self.model in (TRANSFORMER, CONV):
+            self._check_plain_network()
         whole_settings.check(self)
         check_machine(self.threads, self.device)
+
+    def _check_plain_network(self) -> None:
+        """Settings of the paper's networks that others have no use for."""
+        if self.carry_state:
+            raise UserError(f"carry_state is for recurrent nets: a {self.model} has no hidden state")
+        if self.spread != "variance":
+            raise UserError(f"spread is for the paper's networks: a {self.model} has first weights of its own")
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -193,13 +213,20 @@ _KINDS: dict[str, Any] = {
         ("layers", "hidden", "steps", "batch_size", "length", "side", "limit", "vocabulary", "points"), int
     ),
     "problem": str,
-    **dict.fromkeys(("lr", "clip", "epochs", "average"), (int, float)),
+    **dict.fromkeys(("lr", "clip", "epochs", "average", "weight_decay", "averaging"), (int, float)),
 }
 NULLABLE = {f.name for f in fields(RunConfig) if f.default is None}
-ADDED = ("problem", "points", "resample", "schedule", "warm_up", "dtype")
+ADDED = ("problem", "points", "resample", "schedule", "warm_up", "dtype", "weight_decay", "averaging")
 LARGEST_SEED = 2**31 - 1
 MOST_THREADS = 1024
 MOST_EPOCHS = 1e9
+
+
+def models_of(task: str) -> tuple[str, ...]:
+    """The models that can learn it."""
+    if task in ("char-lm", "word-lm"):
+        return (*CELLS, TRANSFORMER)
+    return ("tanh", "relu", CONV) if task == "mlp" else CELLS
 
 
 def check_machine(threads: int, device: str) -> int:

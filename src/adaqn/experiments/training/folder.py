@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -12,14 +13,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from filelock import FileLock, Timeout
-
 from adaqn import QuasiNewton
 from adaqn.experiments.data import files
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.problems.catalogue import make_task
 from adaqn.experiments.reading import LARGEST_JSON, content, is_there, read_json, read_lines
 from adaqn.experiments.schema import count, loss, number, record, text
+from adaqn.experiments.training.claims import BusyError, Claim, ClaimLostError, busy, take
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.memory import check_run
 from adaqn.experiments.training.options import resolved
@@ -31,7 +31,6 @@ from adaqn.fullbatch.optimizer import WholeGradient
 CONFIG, METRICS, CHECKPOINT, RESULT = "config.json", "metrics.jsonl", "checkpoint.pt", "result.json"
 CYCLES = "cycles.json"
 """The last cycles, of which an explanation is made."""
-LOCK = "run.lock"
 T = TypeVar("T")
 METRICS_CHECKSUM = "metrics_sha256"
 """Entry of a result: the checksum of ``metrics.jsonl``, which has none of its own while it grows."""
@@ -41,7 +40,8 @@ MEASUREMENT = record(
     {"step": count, "epoch": SECONDS, "seconds": SECONDS, "valid_loss": loss, "test_loss": loss},
     {
         **dict.fromkeys(("train_loss", "test_error", "test_accuracy", "average_memory"), loss),
-        **dict.fromkeys(("stored", "skipped", "rejected"), count),
+        **dict.fromkeys(("averaged_valid_loss", "averaged_test_loss"), loss),
+        **dict.fromkeys(("cycles", "stored", "skipped", "rejected"), count),
     },
 )
 """A line of ``metrics.jsonl``."""
@@ -60,11 +60,13 @@ ASKED = record({"run": record({})}, {"made_with": record({})})
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that reached its last step."""
+    """A run that reached its last step, or one that is on its way, as far as it was measured."""
 
     folder: Path
     result: dict[str, Any]
     metrics: list[dict[str, Any]]
+    share: float = 1.0
+    """Of its steps."""
 
 
 def folder_name(config: RunConfig) -> str:
@@ -91,19 +93,37 @@ def finished(folder: Path) -> Finished | None:
             f"{folder / METRICS} is damaged: it is not what the run has measured. Delete {folder / RESULT}, and "
             "'adaqn train --resume' makes both again from the checkpoint"
         )
-    return Finished(folder, _with_nan(result), [_with_nan(record) for record in metrics])
+    return Finished(folder, with_nan(result), [with_nan(record) for record in metrics])
+
+
+def on_its_way(folder: Path) -> Finished | None:
+    """A run that is not finished, as far as it was measured; ``None`` if that is nothing."""
+    if not is_there(folder / CONFIG):
+        return None
+    asked = read_json(folder / CONFIG, ASKED)
+    config = RunConfig.from_json(asked["run"], folder / CONFIG)
+    metrics = [with_nan(record) for record in read_lines(folder / METRICS, MEASUREMENT)]
+    if not metrics:
+        return None
+    last = metrics[-1]
+    share = last["step"] / config.steps if config.steps else last["epoch"] / config.epochs
+    result = {
+        "config": config.to_json(), "steps": last["step"], "seconds": last["seconds"], "final": last,
+        "unit": asked.get("made_with", {}).get("unit", ""),
+    }  # fmt: skip
+    return Finished(folder, result, metrics, min(share, 1.0))
 
 
 def sha256(data: str | bytes) -> str:
     return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()
 
 
-def _with_nan(record: dict[str, Any]) -> dict[str, Any]:
+def with_nan(record: dict[str, Any]) -> dict[str, Any]:
     """Losses that were not finite are null in the files; numbers again here."""
     for name, value in record.items():
         if isinstance(value, dict) and name in ("final", "best"):
-            record[name] = _with_nan(value)
-        elif value is None and name.startswith(("valid_", "test_")):
+            record[name] = with_nan(value)
+        elif value is None and name.startswith(("valid_", "test_", "averaged_")):
             record[name] = math.nan
     return record
 
@@ -135,37 +155,36 @@ def _data_sha256(values: str, data_dir: Path | None, changed: int) -> str:
 
 
 @contextmanager
-def claimed(folder: Path) -> Iterator[None]:
+def claimed(folder: Path) -> Iterator[Claim]:
     """Two processes in one folder would spoil each other's files; the claim ends with the process, however it ends.
 
-    Left by an error without a run in it, the folder is as it was before: not made, and without a lock.
+    Left by an error without a run in it, the folder is as it was before: not made, and without a claim.
     """
     made: list[Path] = []
     try:
         made = make_folder(folder)
-        lock = FileLock(folder / LOCK)
-        lock.acquire(timeout=0)
-        for path in folder.glob(".*.tmp"):  # of writers that were killed
-            path.unlink(missing_ok=True)
-    except Timeout as error:
-        raise UserError(f"cannot work in {folder}: another process is at work there") from error
+        claim = take(folder)
+        if claim is None:
+            who = busy(folder, time.time()) or "another process"
+            raise BusyError(f"cannot work in {folder}: {who} is at work there")
     except (OSError, ValueError) as error:  # a null byte in the name is the latter
-        _leave(folder, made)
+        _leave(made)
         raise UserError(f"cannot work in {folder}: {getattr(error, 'strerror', error)}") from error
     try:
-        yield
+        for path in folder.glob(".*.tmp"):  # of writers that were killed
+            path.unlink(missing_ok=True)
+        yield claim
     except Exception:
-        lock.release()
         if not (folder / CONFIG).exists():
-            _leave(folder, made)
+            claim.end(forget=True)
+            _leave(made)
         raise
     finally:
-        lock.release()
+        claim.end(forget=(folder / RESULT).exists())
 
 
-def _leave(folder: Path, made: list[Path]) -> None:
+def _leave(made: list[Path]) -> None:
     with suppress(OSError, ValueError):
-        (folder / LOCK).unlink(missing_ok=True)
         for path in reversed(made):  # one that somebody else works in by now is not empty, and stays
             path.rmdir()
 
@@ -175,6 +194,8 @@ def taken_back(folder: Path, has_stepped: Callable[[], bool]) -> Iterator[None]:
     """A new run that fails before its first step is taken back: it would only block the corrected command."""
     try:
         yield
+    except ClaimLostError:  # it is another's run by now
+        raise
     except Exception:
         if not has_stepped():
             with suppress(OSError):

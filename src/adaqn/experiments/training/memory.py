@@ -7,11 +7,16 @@ from torch.optim import Optimizer
 
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.problems.fit import COLUMNS, ROWS
+from adaqn.experiments.problems.networks import CONV, TRANSFORMER
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.whole_settings import DTYPES
 from adaqn.optim.memory import check_fits
 
 GATES = {"tanh": 1, "relu": 1, "gru": 3, "lstm": 4}
+MATRICES = 12
+"""Of a transformer's layer, hidden × hidden: four of its attention, eight of the net behind it."""
+KERNEL = 9
+"""Weights of a convolution between two channels."""
 OBJECTS = 5_000
 """Bytes of a layer beside its weights: modules and parameters are objects."""
 ADDITION_EXAMPLES = 10_000
@@ -53,6 +58,10 @@ def needed(config: RunConfig) -> int:
 
 
 def _weights(config: RunConfig, layers: int, hidden: int) -> int:
+    if config.model == TRANSFORMER:
+        return MATRICES * layers * hidden**2 + (config.length or 0) * hidden
+    if config.model == CONV:
+        return KERNEL * hidden * (1 + (layers - 1) * hidden)
     if config.task in ("char-lm", "word-lm", "pixel-mnist", "addition"):
         return GATES[config.model] * (2 * layers - 1) * hidden**2
     if config.problem == "factorisation":

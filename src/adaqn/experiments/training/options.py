@@ -20,9 +20,10 @@ from adaqn.experiments.errors import UserError
 from adaqn.experiments.optimizers import TABLE, CurvatureBatches, Entry, entry
 from adaqn.experiments.problems.tasks import Task
 from adaqn.experiments.reading import BrokenJSONError, parse_json
+from adaqn.experiments.training.averages import decays
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.whole_settings import PROBLEMS, is_whole
-from adaqn.optim.removed import FLAT, flat_preset, from_flat
+from adaqn.optim.removed import FLAT, PLACES, flat_preset, from_flat
 
 RESERVED = {
     "lr": "give the step size as --lr",
@@ -45,17 +46,32 @@ def make_optimizer(name: str, lr: float | None, options: dict[str, Any], model: 
     chosen = entry(name)
     _check(name, chosen, options)
     _check_task(name, chosen, task)
-    given: dict[str, Any] = {**chosen.defaults, **options}
+    given: dict[str, Any] = {**chosen.defaults, **options, **_decay(name, chosen, options, task.config.weight_decay)}
     if isinstance(given.get("betas"), list):
         given["betas"] = tuple(given["betas"])
     try:
         given = _arguments(chosen, given, model, task)
         given["lr"] = chosen.lr if lr is None else lr
         if chosen.given == "model and task":
-            return chosen.make(model, task, **given)
-        return chosen.make(model.named_parameters() if chosen.given == "named" else model.parameters(), **given)
+            made = chosen.make(model, task, **given)
+        else:
+            made = chosen.make(model.named_parameters() if chosen.given == "named" else model.parameters(), **given)
     except (ValueError, TypeError, RuntimeError) as error:
         raise UserError(f"{name}: {error}") from error
+    if task.config.weight_decay and chosen.decay == "added":
+        decays(made, task.config.weight_decay)
+    return made
+
+
+def _decay(name: str, chosen: Entry, options: dict[str, Any], asked: float | None) -> dict[str, float]:
+    """The run's weight decay as an option of the optimizer, where its own has AdamW's form."""
+    if asked is None:
+        return {}
+    if chosen.decay == "none":
+        raise UserError(f"{name} has no weight decay: leave out --weight-decay")
+    if "weight_decay" in options:
+        raise UserError("weight_decay is given twice, for the run and as an option: leave out --option weight_decay")
+    return {"weight_decay": asked} if chosen.decay == "own" else {}
 
 
 def resolved(config: RunConfig) -> RunConfig:
@@ -76,9 +92,23 @@ def usual_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
     if chosen.make is not AdaQN:
         return {}
     preset = options.get("preset", chosen.defaults["preset"])
-    if preset not in PRESETS:
+    if not isinstance(preset, str) or preset not in PRESETS:
         raise UserError(f"no preset called {preset!r}: give one of {', '.join(PRESETS)}")
-    return flat_preset(preset)
+    return {**flat_preset(preset, options), **_since(preset)}
+
+
+def _since(preset: str) -> dict[str, Any]:
+    """What a preset says of settings that 0.1 did not write out, where they differ from what 0.1 did."""
+    chosen, before = PRESETS[preset], PRESETS["paper"]
+    values = {name: (getattr(chosen, name), getattr(before, name)) for name in ("warm_up", "averaging")}
+    for name, (place, part) in PLACES.items():
+        if hasattr(chosen, place) and name not in flat_preset(preset):
+            values[name] = tuple(getattr(getattr(p, place), part) for p in (chosen, before))
+    return {name: value for name, (value, usual) in values.items() if value != usual and _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, str | int | float | bool)
 
 
 def own_options(name: str, options: dict[str, Any]) -> dict[str, Any]:

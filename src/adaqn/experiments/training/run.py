@@ -20,12 +20,15 @@ from adaqn.experiments.errors import UserError, told
 from adaqn.experiments.optimizers import entry, prepare_model
 from adaqn.experiments.problems.catalogue import make_task
 from adaqn.experiments.training import saving
+from adaqn.experiments.training.averages import GrowingAverage, averages_itself, check_averaging, evaluated
+from adaqn.experiments.training.claims import Claim
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.folder import CHECKPOINT, METRICS_CHECKSUM, RESULT, sha256
 from adaqn.experiments.training.interrupts import interrupts_noted
 from adaqn.experiments.training.memory import check_optimizer, check_run
 from adaqn.experiments.training.optimizer_memory import state_bytes
 from adaqn.experiments.training.options import make_optimizer, resolved
+from adaqn.experiments.training.passes import Passes
 from adaqn.experiments.training.schedule import Schedule
 from adaqn.experiments.training.stepping import take_step
 from adaqn.experiments.training.storage import write_sealed
@@ -59,6 +62,7 @@ class Run:
         self.config = resolved(config)
         team.check(self.config)
         self.folder = folder
+        self.claim: Claim | None = None
         self.team = team
         check_run(self.config)
         torch.set_num_threads(self.config.threads)
@@ -66,10 +70,14 @@ class Run:
         self.task = make_task(self.config, data_dir)
         self.task.share = team.share
         self.model: nn.Module = prepare_model(self.config.optimizer, self.task.model())
+        asked = self.config.averaging
+        average = None if asked is None else GrowingAverage(self.model, asked)  # before an optimizer hooks into it
         self.optimizer = make_optimizer(
             self.config.optimizer, self.config.lr, self.config.options, self.model, self.task
         )
         check_optimizer(self.optimizer, self.config)
+        self.growing = average if check_averaging(asked, self.optimizer, self.config.optimizer) else None
+        self.passes = Passes(self.model, self.config.batch_size or 1)
         self.wrapped = team.wrapped(self.model)
         self.has_pairs = isinstance(self.optimizer, QuasiNewton)
         self.kind = entry(self.config.optimizer).step
@@ -113,15 +121,16 @@ class Run:
         return result
 
     def _train(self, listener: Listener | None, interrupted: threading.Event, checkpoint_every: float) -> None:
-        saved = time.monotonic()
+        saved, pause = time.monotonic(), checkpoint_every
         while self.step < self.total:
             stops = self.advance(stops=interrupted.is_set())
             loss = self.told_loss()
             if self.is_due():
                 self.measure()
-            if time.monotonic() - saved > checkpoint_every:
+            if (begun := time.monotonic()) - saved > pause:
                 self.save()
                 saved = time.monotonic()
+                pause = saving.pause_after(saved - begun, checkpoint_every)
             # Whoever ends the run here finds nothing half done: the step is counted, its evaluation is made.
             if listener is not None:
                 listener(Progress(self.step, self.total, loss))
@@ -177,7 +186,8 @@ class Run:
 
         clip = None if self.config.clip is None else (self.model, self.config.clip)
         self.set_step_size()
-        take_step(self.optimizer, self.kind, forward, index, clip)
+        with self.passes:
+            take_step(self.optimizer, self.kind, forward, index, clip)
         self.hidden = detached(last[1]) if self.config.carry_state else None
         self.step += 1
         loss, stops = self.team.totals(last[0], stops)
@@ -185,6 +195,8 @@ class Run:
         if self.has_pairs:
             self.pairs_sum += self.optimizer.stats.pairs  # type: ignore[attr-defined]
         self.summed += 1
+        if self.growing is not None and self.step > self.config.warm_up:
+            self.growing.update(self.model)
         self.seconds += time.perf_counter() - start
         if self.average is not None:
             self.average.update_parameters(self.model)
@@ -202,10 +214,14 @@ class Run:
             "seconds": round(self.seconds, 3),
             "train_loss": self._mean_loss(),
         }
-        record |= self._evaluated("")
-        if getattr(self.optimizer, "averaging", 0.0):
+        with evaluated(self.optimizer):
+            record |= self._evaluated("", self.model)
+        if averages_itself(self.optimizer):
             with self.optimizer.averaged():  # type: ignore[attr-defined]  # a common work of all processes
-                record |= self._evaluated("averaged_")
+                record |= self._evaluated("averaged_", self.model)
+        elif self.growing is not None:
+            begun = self.growing.count > 0
+            record |= self._evaluated("averaged_", self.growing.model if begun else self.model)
         for split in ("valid", "test") if self.team.writes else ():
             if self.average is not None and self.step == self.total:
                 for name, value in self.task.evaluate(self.average.module, split).items():
@@ -213,6 +229,7 @@ class Run:
         stats = getattr(self.optimizer, "stats", None)
         if stats is not None:
             record |= {"optimizer_steps" if name == "steps" else name: value for name, value in asdict(stats).items()}
+        record["passes"] = self.passes.with_products(record)
         if self.has_pairs:
             record["average_memory"] = self.pairs_sum / max(1, self.summed)
         self.loss_sum.zero_()
@@ -220,13 +237,13 @@ class Run:
         self.metrics.append(record)
         saving.measured(self, record)
 
-    def _evaluated(self, prefix: str) -> dict[str, Any]:
-        """The losses of the model as it is, in the process that measures."""
+    def _evaluated(self, prefix: str, model: nn.Module) -> dict[str, Any]:
+        """The losses of a model as it is, in the process that measures."""
         splits = ("valid", "test") if self.team.writes else ()
         return {
             f"{prefix}{split}_{name}": value
             for split in splits
-            for name, value in self.task.evaluate(self.model, split).items()
+            for name, value in self.task.evaluate(model, split).items()
         }
 
     def result(self) -> dict[str, Any]:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 CHECKPOINT_VARIABLE = "ADAQN_CHECKPOINT_SECONDS"
 """Seconds between two checkpoints, if not 30."""
+LEAST_RATIO = 20.0
+"""Of the time between two checkpoints to that of one."""
 
 
 def begin(run: Run) -> None:
@@ -45,12 +47,23 @@ def surroundings(run: Run) -> dict[str, Any]:
         "processes": run.team.count,
         "data_sha256": run.task.sha256,
         "identity": run.config.identity(),
+        "unit": run.task.unit,
     }
 
 
-def save(run: Run) -> None:
+def _writes(run: Run) -> bool:
+    """Does this process leave anything? A run that another has taken over is an error."""
     if run.folder is None or not run.team.writes:
+        return False
+    if run.claim is not None:
+        run.claim.check()
+    return True
+
+
+def save(run: Run) -> None:
+    if not _writes(run):
         return
+    assert run.folder is not None
     state = {
         "identity": run.config.identity(),
         "data_sha256": run.task.sha256,
@@ -59,10 +72,12 @@ def save(run: Run) -> None:
         "model": run.model.state_dict(),
         "optimizer": run.optimizer.state_dict(),
         "average": None if run.average is None else run.average.state_dict(),
+        **({} if run.growing is None else {"growing": run.growing.state()}),
         "hidden": run.hidden,
         "loss_sum": run.loss_sum,
         "pairs_sum": run.pairs_sum,
         "summed": run.summed,
+        "examples": run.passes.examples,
         "measured": len(run.metrics),
         "metrics": metrics_text(run),
         "random": torch.get_rng_state(),
@@ -103,7 +118,7 @@ def _check(run: Run, state: dict[str, Any], path: Path) -> None:
             raise UserError(f"{path} is of another run: its {name} is {state.get(name)}, and this run's is {ours[0]}")
     numbers = {"step": number(0, run.total, whole=True), "seconds": number(0.0, 1e15)}
     counts = dict.fromkeys(("pairs_sum", "summed", "measured"), count)
-    check(state, record({**numbers, **counts}, {"metrics": text}), path)
+    check(state, record({**numbers, **counts}, {"metrics": text, "examples": count}), path)
     loss = state["loss_sum"]
     if not isinstance(loss, torch.Tensor) or loss.shape != () or loss.dtype != run.loss_sum.dtype:
         raise UserError(f"{path} does not fit this run: its loss_sum is no number of float64; {AGAIN}")
@@ -114,9 +129,12 @@ def _take(run: Run, state: dict[str, Any]) -> None:
     run.optimizer.load_state_dict(state["optimizer"])
     if run.average is not None:
         run.average.load_state_dict(state["average"])
+    if run.growing is not None:
+        run.growing.load(state["growing"])
     run.loss_sum = state["loss_sum"].to(run.loss_sum.device)
     for name in ("step", "seconds", "hidden", "pairs_sum", "summed"):
         setattr(run, name, state[name])
+    run.passes.examples = state.get("examples", 0)  # versions up to 0.2 did not count them
     run.load_more(state)
     torch.set_rng_state(state["random"])
 
@@ -143,8 +161,9 @@ def metrics_text(run: Run) -> str:
 
 def measured(run: Run, record: dict[str, Any]) -> None:
     """One more line of ``metrics.jsonl``."""
-    if run.folder is None or not run.team.writes:
+    if not _writes(run):
         return
+    assert run.folder is not None
     append(run.folder / METRICS, (json_text(record) + "\n").encode())
     _keep(run)
 
@@ -152,6 +171,15 @@ def measured(run: Run, record: dict[str, Any]) -> None:
 def _keep(run: Run) -> None:
     if run.folder is not None:
         keep_cycles(run.folder, run.optimizer)
+
+
+def pause_after(seconds: float, usual: float) -> float:
+    """Until the next checkpoint, after one that took so long: the state of a large model takes many seconds.
+
+    >>> pause_after(0.1, 30.0), pause_after(12.0, 30.0)
+    (30.0, 240.0)
+    """
+    return max(usual, LEAST_RATIO * seconds) if usual else 0.0
 
 
 def checkpoint_seconds() -> float:

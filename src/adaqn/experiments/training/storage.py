@@ -6,10 +6,10 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.reading import sealed
@@ -19,13 +19,18 @@ WARNINGS = "warnings.txt"
 
 def write_atomically(path: Path, *parts: bytes) -> None:
     """The file is the old one or the new one, never half of either, even if the power fails."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    write_by(path, lambda file: file.writelines(parts))
+
+
+def write_by(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """The same by a function that is given the file."""
+    temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
     try:
         if path.exists() and not path.is_file():  # root could put a file into the place of a device
             raise UserError(f"cannot write {path}: there is something that is no file; it was left in place")
         make_folder(path.parent)
         with temporary.open("wb") as file:
-            file.writelines(parts)
+            write(file)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -100,12 +100,20 @@ def check_command(arguments: list[str]) -> None:
 
 
 def _is_shared() -> bool:
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "TORCHELASTIC_RUN_ID" in os.environ
+    return "TORCHELASTIC_RUN_ID" in os.environ and _counted("WORLD_SIZE", 1) > 1
 
 
 def restarts() -> int:
     """How often ``torchrun`` has started these processes anew."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    return _counted("TORCHELASTIC_RESTART_COUNT", 0)
+
+
+def _counted(variable: str, usual: int) -> int:
+    """What torchrun says in a variable of the environment."""
+    said = os.environ.get(variable, str(usual))
+    if not (said.isascii() and said.isdecimal() and len(said) < 10):
+        raise UserError(f"{variable} must be a whole number, as torchrun sets it, got {said!r}")
+    return int(said)
 
 
 @contextmanager

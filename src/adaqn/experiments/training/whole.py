@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from adaqn.experiments.errors import UserError
+from adaqn.experiments.means import mean
 from adaqn.experiments.optimizers import entry
 from adaqn.experiments.problems.whole import WholeBatch
 from adaqn.experiments.training import saving
@@ -214,7 +214,7 @@ class WholeRun(Run):
         """By how much the loss of a new sample differs from that of all, as a share of it: the mean over some."""
         loss = self._loss_for_all(self.model)
         others = [self.task.loss_on(self.model, self.task.sample(UNSEEN + i)) for i in range(NOISE_SAMPLES)]
-        return statistics.fmean(abs(other - loss) for other in others) / loss
+        return mean(abs(other - loss) for other in others) / loss
 
     # ------------------------------------------------------------------ saving and resuming
 

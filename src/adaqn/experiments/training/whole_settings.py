@@ -31,7 +31,8 @@ SIZES: dict[tuple[str, str], dict[str, Any]] = {
 REFUSED: dict[str, tuple[Any, str]] = {
     "batch_size": (None, "every gradient is of the whole batch, and --steps counts evaluations"),
     "clip": (None, "a clipped gradient is not that of the loss, which line searches and curvature pairs need"),
-    "average": (None, "what is measured are the weights of the lowest loss so far"),
+    **dict.fromkeys(("average", "averaging"), (None, "what is measured are the weights of the lowest loss so far")),
+    "weight_decay": (None, "what is minimised is the loss as it is, with a penalty where it has one"),
     "epochs": (1.0, "every gradient is of the whole batch, and --steps counts evaluations"),
 }
 """Name → (what it is if not given, why it cannot be)."""

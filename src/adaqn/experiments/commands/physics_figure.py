@@ -1,0 +1,97 @@
+"""The figures of an equation, ``adaqn figure pinn`` and ``adaqn figure noise``: run what is missing, draw."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from adaqn.experiments.commands.compare import parse_optimizers
+from adaqn.experiments.commands.display import figure_bar, print_costs, say
+from adaqn.experiments.comparison import panels
+from adaqn.experiments.comparison.panels import Planned
+from adaqn.experiments.comparison.summary import summary_rows
+from adaqn.experiments.figures.noise import draw_noise, noise_rows, noise_spec
+from adaqn.experiments.figures.pinn import draw_pinn, pinn_spec
+from adaqn.experiments.results.report import write_report
+from adaqn.experiments.training.config import RunConfig
+from adaqn.experiments.training.folder import finished, folder_name
+from adaqn.experiments.training.opening import open_run
+from adaqn.experiments.training.storage import json_text, write_json
+from adaqn.experiments.training.timing import Cost, cost_of
+
+
+def pinn_figure(
+    base: RunConfig, optimizers: str, seeds: int, only_estimate: bool, workers: int, out: Path, data_dir: Path | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Run what is missing, draw; step sizes are those that were given, or the optimizers' own."""
+    spec = pinn_spec(base, parse_optimizers(optimizers))
+    planned = panels.plan(spec, seeds)
+    if only_estimate:
+        print_costs(estimate(planned, out, data_dir), workers, Console(quiet=as_json))
+        return
+    with figure_bar(len(planned), quiet=as_json) as told:
+        curves = panels.run_planned(planned, out, workers, data_dir, told)
+    over = f"mean and range of {seeds} seeds" if seeds > 1 else "one seed"
+    files = draw_pinn(spec, curves, out / spec.name, f"{over}; maps: the run with the smallest error")
+    rows = summary_rows(curves)
+    write_json((out / spec.name).with_suffix(".json"), rows)
+    page = write_report(out)
+    if as_json:
+        print(json_text({"rows": rows, "figures": [str(file) for file in files], "report": str(page)}, indent=2))
+        return
+    table = Table(title=spec.title)
+    for column in ("optimizer", "lr", "loss", "error", "seconds"):
+        table.add_column(column, justify="left" if column == "optimizer" else "right")
+    for row in sorted(
+        rows, key=lambda row: (row["test_loss"]["mean"] != row["test_loss"]["mean"], row["test_loss"]["mean"])
+    ):
+        loss, error = (f"{row[key]['mean']:.2e}" for key in ("test_loss", "test_error"))
+        table.add_row(row["curve"], f"{row['lr']:g}", loss, error, str(row["seconds"]))
+    Console().print(table)
+    say("figures: " + ", ".join(str(file) for file in files), as_json)
+    say(f"report: {page}", as_json)
+
+
+def noise_figure(
+    base: RunConfig, seeds: int, only_estimate: bool, workers: int, out: Path, data_dir: Path | None, as_json: bool
+) -> None:
+    """Run what is missing, draw."""
+    spec = noise_spec(base)
+    planned = panels.plan(spec, seeds)
+    if only_estimate:
+        print_costs(estimate(planned, out, data_dir), workers, Console(quiet=as_json))
+        return
+    with figure_bar(len(planned), quiet=as_json) as told:
+        rows = noise_rows(panels.run_planned(planned, out, workers, data_dir, told))
+    over = f"mean and range of {seeds} seeds" if seeds > 1 else "one seed"
+    files = draw_noise(spec, rows, out / spec.name, over)
+    write_json((out / spec.name).with_suffix(".json"), rows)
+    page = write_report(out)
+    if as_json:
+        print(json_text({"rows": rows, "figures": [str(file) for file in files], "report": str(page)}, indent=2))
+        return
+    table = Table(title=spec.title)
+    for column in ("sample", "optimizer", "loss", "error", "noise"):
+        table.add_column(column, justify="left" if column in ("sample", "optimizer") else "right")
+    for row in rows:
+        numbers = (f"{row[name]['mean']:.2e}" for name in ("test_loss", "test_error", "noise"))
+        table.add_row(row["panel"], row["curve"], *numbers)
+    Console().print(table)
+    say("figures: " + ", ".join(str(file) for file in files), as_json)
+    say(f"report: {page}", as_json)
+
+
+def estimate(planned: list[Planned], out: Path, data_dir: Path | None) -> list[Cost]:
+    """One row per curve; finished runs cost nothing."""
+    waiting: dict[tuple[str, str], list[Planned]] = {}
+    for p in planned:
+        of_curve = waiting.setdefault((p.panel.title, p.variant.label), [])
+        if finished(out / "runs" / folder_name(p.config)) is None:
+            of_curve.append(p)
+    return [
+        cost_of(*names, len(left), open_run(left[0].config, None, data_dir)) if left else Cost(*names, 0, 0.0)
+        for names, left in waiting.items()
+    ]

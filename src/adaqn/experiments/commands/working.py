@@ -1,0 +1,50 @@
+"""Many runs within a budget, on the screen: what ``adaqn figure`` and ``adaqn study`` have in common."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from adaqn.experiments.commands.display import say, work_bar
+from adaqn.experiments.errors import UserError
+from adaqn.experiments.training.pace import Left
+from adaqn.experiments.training.parallel import Job, Outcome, deadline, work_off
+
+
+class Work(Protocol):
+    """What is to do."""
+
+    def due(self) -> list[Job]:
+        """What may be run now, most useful first."""
+
+    def left(self) -> list[Left]:
+        """All that is to do, at most."""
+
+
+def run_what_fits(
+    work: Work, workers: int, data_dir: Path | None, hours: float | None, *, quiet: bool
+) -> Outcome | None:
+    """Make what is due until it is done or the time is over; ``None`` if Ctrl-C ended it.
+
+    With a budget a run that fails stops no other: who comes back after a night wants to see what the others did.
+    """
+    until = deadline(hours)
+    with work_bar(work.left, workers, until, quiet=quiet) as bar:
+        try:
+            return work_off(
+                work.due, workers, data_dir, until=until, listener=bar.told, keep_going=hours is not None
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            return None
+
+
+def tell_end(outcome: Outcome | None, work: Work, *, quiet: bool) -> None:
+    """What is left, what failed; Ctrl-C is passed on."""
+    if outcome is None:
+        raise KeyboardInterrupt
+    if outcome.failures:
+        first = next(iter(outcome.failures.values()))
+        raise UserError(f"{len(outcome.failures)} runs failed, the others were made; the first: {first}")
+    if not outcome.complete:
+        left = sum(part.runs for part in work.left())
+        say(f"the budget is spent; {left} runs are left, and the same command goes on with them", quiet)

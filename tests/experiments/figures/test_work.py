@@ -1,0 +1,264 @@
+"""A figure in several sittings: what is due in which order, what there is of it, and what is kept."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from inline import inline_workers
+from laboratory import at_step
+from typer.testing import CliRunner
+
+from adaqn.experiments.commands import figure as command
+from adaqn.experiments.commands.app import app
+from adaqn.experiments.comparison import plots
+from adaqn.experiments.comparison.panels import Comparison, Curve, Panel, Variant, View
+from adaqn.experiments.errors import UserError
+from adaqn.experiments.figures import specs
+from adaqn.experiments.figures.kept import MOST_POINTS, file_of, keep, kept_curves
+from adaqn.experiments.figures.specs import FAMILY, figure_spec
+from adaqn.experiments.figures.work import FigureWork
+from adaqn.experiments.search import tune
+from adaqn.experiments.training import parallel
+from adaqn.experiments.training.config import RunConfig
+from adaqn.experiments.training.folder import Finished
+from adaqn.experiments.training.parallel import run_one
+
+BASE = RunConfig(task="addition", hidden=4, length=4, limit=128, batch_size=16, epochs=2.0)
+ADAM, SGD, SOAP = (Variant(name, name, name) for name in ("adam", "sgd", "soap"))
+PANEL = Panel("sums", BASE, (ADAM, SGD, replace(SOAP, rank=1, most_seeds=1)), name="sums")
+SPEC = Comparison("sums", "sums", (PANEL, replace(PANEL, name="others", base=replace(BASE, length=6))))
+
+
+@pytest.fixture
+def inline(monkeypatch):
+    monkeypatch.setattr(parallel, "started_workers", inline_workers)
+
+
+def figure(*words):
+    done = CliRunner().invoke(app, ["figure", *map(str, words)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def known_work(root, spec=SPEC):
+    return FigureWork(spec, 2, root, known=lambda panel, variant: replace(variant.on(panel.base), lr=0.01))
+
+
+# ---------------------------------------------------------------------- order
+
+
+def test_seed_by_seed_with_all_methods_of_a_panel_side_by_side(tmp_path):
+    order = [(job.config.seed, job.cell, job.config.optimizer) for job in known_work(tmp_path).due()]
+    first = [(seed, cell, name) for seed in (0, 1) for cell in ("sums", "others") for name in ("adam", "sgd")]
+    assert order == [*first, (0, "sums", "soap"), (0, "others", "soap")]
+
+
+def test_step_sizes_are_searched_before_the_runs_that_need_them(tmp_path):
+    spec = figure_spec("lm", "paper")
+    jobs = FigureWork(spec, 3, tmp_path).due()
+    assert {job.config.epochs for job in jobs if job.config.task == "char-lm"} == {5.0}, "five full epochs"
+    assert {job.config.seed for job in jobs} == {0}
+    cells = list(dict.fromkeys((job.group[0], job.cell) for job in jobs))
+    texts = [f"char-lm/{text}/{model}" for model in ("tanh", "relu") for text in ("dickens", "nietzsche")]
+    words = ["word-lm/ptb/tanh", "word-lm/ptb/relu"]
+    assert cells == [(0, cell) for cell in texts] + [(1, cell) for cell in texts] + [
+        (rank, cell) for rank in (2, 3) for cell in words
+    ], "the paper's three on characters, the two beside them, then words"
+    first = [job.config.optimizer for job in jobs if job.group == jobs[0].group]
+    assert {name: first.count(name) for name in first} == {"adaqn-paper": 6, "adagrad": 9, "adam": 6}
+
+
+def test_two_figures_share_their_runs(tmp_path):
+    lm, memory = (FigureWork(figure_spec(name, "paper"), 3, tmp_path) for name in ("lm", "memory"))
+    assert {job.folder for job in memory.due()} < {job.folder for job in lm.due()}
+    assert {job.config.optimizer for job in memory.due()} == {"adaqn-paper"}
+
+
+def test_the_family_is_every_method_on_three_tasks_with_budgets_in_time(tmp_path):
+    spec = figure_spec("family", "paper")
+    assert [panel.base.task for panel in spec.panels] == ["char-lm", "mlp", "addition"]
+    assert {view.against for view in spec.views} == {"step", "passes", "seconds"}
+    jobs = FigureWork(spec, 3, tmp_path).due()
+    assert len(jobs) == 3 * len(FAMILY), "one point each, until it is known how long one takes"
+    assert len(set(FAMILY)) == 16
+
+
+# ---------------------------------------------------------------------- what there is of it
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """Adam has one seed of two and is on its way with the other, SGD is on its way, SOAP was not begun."""
+    runs, work = tmp_path / "runs", known_work(tmp_path / "runs", replace(SPEC, panels=(PANEL,)))
+    adam, sgd = ({job.config.seed: job for job in curve.planned()} for curve in work.curves[:2])
+    run_one(adam[0].config, adam[0].folder)
+    for job in (adam[1], sgd[0]):
+        with pytest.raises(KeyboardInterrupt):
+            run_one(job.config, job.folder, None, at_step(8))
+    return known_work(runs, replace(SPEC, panels=(PANEL,)))
+
+
+def test_what_there_is_says_how_much_of_it_there_is(begun):
+    adam, sgd, soap = (curve.curve() for curve in begun.curves)
+    assert adam.note == "1 of 2 seeds, 1 of 2 epochs of the next"
+    assert sgd.note == "0 of 2 seeds, 1 of 2 epochs of the first"
+    assert soap.note == "0 of 1 seeds"
+    assert ([run.share for run in adam.runs], [run.share for run in sgd.runs], soap.runs) == ([1.0, 0.5], [0.5], ())
+    assert adam.shown == adam.runs[:1]
+    left = {part.optimizer: (part.runs, part.units) for part in begun.left()}
+    assert left == {"adam": (1, 1.0), "sgd": (2, 3.0), "soap": (1, 2.0)}
+
+
+def test_what_there_is_is_drawn_as_far_as_it_goes(begun):
+    figure, axes = plots.plt.subplots()
+    curves = [curve.curve() for curve in begun.curves]
+    lines = plots.draw_panel(axes, curves, PANEL, View())
+    adam, thin, sgd = lines
+    assert adam.x[-1] == 2.0
+    assert (thin.x[-1], thin.minor) == (1.0, True)
+    assert sgd.x[-1] == 1.0
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert len(labels) == 3, "a thin line has no entry"
+    for name, note in (("adam", "1 of 2 seeds"), ("sgd", "0 of 2 seeds, 1 of 2 epochs"), ("soap", "0 of 1 seeds")):
+        assert any(label.startswith(name) and note in label for label in labels)
+    plots.plt.close(figure)
+
+
+def test_a_search_at_work_says_how_far_it_is(tmp_path, inline):
+    work = FigureWork(replace(SPEC, panels=(replace(PANEL, search="lr", budget=3),)), 1, tmp_path)
+    job = work.due()[0]
+    run_one(job.config, job.folder)
+    assert len(work.due()) == 3 + 3 + 3 - 1
+    assert work.curves[0].curve() == Curve(work.curves[0].panel, ADAM, (), "searching: 1 of 3 runs")
+
+
+# ---------------------------------------------------------------------- what is kept
+
+
+def test_kept_results_are_those_of_the_runs(begun, tmp_path):
+    curves = [curve.curve() for curve in begun.curves]
+    keep(PANEL, curves, tmp_path, "adaqn figure sums", {"adam": {"best": {"lr": 0.01}, "trials": []}})
+    kept = kept_curves(PANEL, tmp_path)
+    assert [(curve.variant, curve.note) for curve in kept] == [(curve.variant, curve.note) for curve in curves]
+    for before, after in zip(curves, kept, strict=True):
+        assert [run.share for run in after.runs] == [run.share for run in before.runs]
+        for run, again in zip(before.runs, after.runs, strict=True):
+            assert again.result["final"] == run.result["final"]
+            assert [record["test_loss"] for record in again.metrics] == pytest.approx(
+                [record["test_loss"] for record in run.metrics], rel=1e-5
+            )
+    said = json.loads(file_of(PANEL, tmp_path).read_text())
+    assert said["command"] == "adaqn figure sums"
+    assert said["curves"]["adam"]["command"].startswith("for seed in 0 1; do adaqn train --task addition")
+    assert said["curves"]["adam"]["search"]["best"] == {"lr": 0.01}
+
+
+def test_what_another_machine_has_kept_is_not_lost(begun, tmp_path):
+    adam, sgd, _ = (curve.curve() for curve in begun.curves)
+    keep(PANEL, [adam, sgd], tmp_path, "", {})
+    keep(PANEL, [replace(adam, runs=()), replace(sgd, runs=(*sgd.runs, *adam.finished))], tmp_path, "", {})
+    kept = {curve.variant: curve for curve in kept_curves(PANEL, tmp_path)}
+    assert [run.share for run in kept[ADAM].runs] == [1.0, 0.5]
+    assert [run.share for run in kept[SGD].runs] == [0.5, 1.0]
+    assert kept[PANEL.variants[2]].note == "not run"
+
+
+def test_long_traces_are_thinned(begun, tmp_path):
+    adam = begun.curves[0].curve().runs[0]
+    record = adam.metrics[-1]
+    long = Finished(adam.folder, adam.result, [{**record, "step": i, "epoch": math.pi * i} for i in range(20_000)])
+    keep(PANEL, [Curve(PANEL, ADAM, (long,) * 3)], tmp_path, "", {})
+    assert file_of(PANEL, tmp_path).stat().st_size < 100_000
+    metrics = kept_curves(PANEL, tmp_path)[0].runs[0].metrics
+    assert len(metrics) <= MOST_POINTS + 1
+    assert (metrics[0]["step"], metrics[-1]["step"]) == (0, 19_999)
+
+
+def test_results_of_other_settings_are_named_and_left_alone(begun, tmp_path):
+    keep(PANEL, [begun.curves[0].curve()], tmp_path, "", {})
+    with pytest.raises(UserError, match="made with other settings: delete it"):
+        kept_curves(replace(PANEL, base=replace(BASE, epochs=3.0)), tmp_path)
+    file_of(PANEL, tmp_path).write_text("{}")
+    with pytest.raises(UserError, match="damaged"):
+        kept_curves(PANEL, tmp_path)
+
+
+# ---------------------------------------------------------------------- the command
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """The figure of sums in the place of the addition problem."""
+    small = replace(PANEL, variants=(ADAM, SGD), search="lr", budget=2, searched=replace(BASE, epochs=1.0))
+    spec = Comparison("addition", "sums", (small,))
+    monkeypatch.setattr(command, "figure_spec", lambda name, scale: replace(spec, name=name))
+    monkeypatch.setattr(command, "FIGURES", ("addition", "memory"))
+    return spec
+
+
+def test_within_a_budget_and_then_to_the_end(tiny, inline, tmp_path, monkeypatch):
+    """At the paper's scale step sizes are searched first. A budget of nothing makes nothing, and is no mistake."""
+    places = ("--out", tmp_path / "out", "--results", tmp_path / "kept")
+    words = ("addition", "--scale", "paper", "--seeds", 2, *places)
+    assert "the budget is spent; 8 runs are left" in figure(*words, "--budget-hours", 0)
+    assert not list(tmp_path.glob("out/*.png"))
+    done = json.loads(figure(*words, "--budget-hours", 1, "--json"))
+    assert len(list(tmp_path.glob("out/runs/*/result.json"))) == 2 * (2 + 2)
+    assert {row["seeds"] for row in done["rows"]} == {2}
+    assert all("missing" not in row for row in done["rows"])
+    assert len(json.loads((tmp_path / "kept" / "addition" / "sums.json").read_text())["curves"]["adam"]["runs"]) == 2
+    tuned = json.loads((tmp_path / "out" / "tuning-paper.json").read_text())["cells"]["sums/lr"]["curves"]["adam"]
+    assert tuned["best"]["lr"] == done["rows"][0]["lr"]
+
+    made = (tmp_path / "out" / "addition-paper.svg").read_bytes()
+    again = tmp_path / "again"
+    redraw = ("--scale", "paper", "--redraw", "--results", tmp_path / "kept", "--out", again)
+    figure("addition", *redraw)
+    assert (again / "addition-paper.svg").read_bytes() == made, "drawn from the kept results, it is the same picture"
+    (again / "addition-paper.svg").unlink()
+    figure("all", *redraw)
+    assert [path.name for path in again.glob("*.svg")] == ["addition-paper.svg"], "those that there are results of"
+    with pytest.raises(UserError, match="no results of memory"):
+        figure("memory", *redraw)
+
+
+def test_a_run_that_fails_at_night_stops_no_other(tiny, inline, tmp_path, monkeypatch):
+    wrong = replace(SGD, options=(("nosuch", 1),))
+    spec = replace(tiny, panels=(replace(tiny.panels[0], variants=(wrong, ADAM)),))
+    monkeypatch.setattr(command, "figure_spec", lambda name, scale: spec)
+    words = ("addition", "--scale", "paper", "--seeds", 1, "--out", tmp_path, "--results", tmp_path / "kept")
+    with pytest.raises(UserError, match=r"2 runs failed, the others were made; the first: sgd has no option nosuch"):
+        figure(*words, "--budget-hours", 1)
+    assert "adam" in (tmp_path / "addition-paper.json").read_text()
+
+
+def test_ctrl_c_draws_what_there_is(tiny, inline, tmp_path, monkeypatch):
+    words = ["figure", "addition", "--scale", "paper", "--out", str(tmp_path), "--results", str(tmp_path / "kept")]
+    real, asked = command.FigureWork.due, []
+
+    def interrupted(work):
+        asked.append(1)
+        if len(list(tmp_path.glob("runs/*/result.json"))) > 5:
+            raise KeyboardInterrupt
+        return real(work)
+
+    monkeypatch.setattr(command.FigureWork, "due", interrupted)
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 130
+    rows = json.loads((tmp_path / "addition-paper.json").read_text())
+    assert any("of 3 seeds" in row["missing"] for row in rows)
+
+
+def test_the_family_with_methods_of_every_kind(inline, tmp_path, monkeypatch):
+    """By steps, by batches through the model and by seconds; slow methods have fewer points."""
+    monkeypatch.setattr(specs, "FAMILY", ("adam", "olbfgs", "sfo", "hf", "kfac", "adaqn-paper"))
+    monkeypatch.setattr(tune, "MOST_IN_TIME", 2)
+    words = ("family", "--panel", "addition", "--epochs", 0.02, "--seeds", 1, "--out", tmp_path, "--json")
+    rows = {row["curve"]: row for row in json.loads(figure(*words))["rows"]}
+    assert len(rows) == 6
+    steps = rows["Adam"]["steps"]
+    assert rows["Adam"]["passes"]["mean"] == steps
+    assert rows["oLBFGS"]["passes"]["mean"] == 2 * steps, "two gradients of each batch"
+    assert rows["Hessian-Free"]["passes"]["mean"] > 3 * steps
+    assert (tmp_path / "family-quick-part.png").stat().st_size > 10_000
