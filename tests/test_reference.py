@@ -37,7 +37,7 @@ def ours(direction, *, lr=None, L=None, eps=1e-4, m_L=None, m_F=100, batch_size=
         memory_size=m_L, curvature=AccumulatedFisher(m_F, batch_size=batch_size), eps=eps, direction=direction,
         scale=scale, anchor_patience=given.get("anchor_patience"),
     )  # fmt: skip
-    reject = RejectOptions(factor=given.get("gamma"), patience=given.get("reject_patience"))
+    reject = RejectOptions(factor=given.get("gamma"), patience=given.get("reject_patience"), growth=given.get("growth"))
     lr = lr(0) if callable(lr) else lr
     return {"lr": lr, "cycle_length": L, "scaling": Adagrad(eps=eps), "pairs": pairs, "reject": reject, "averaging": c}
 
@@ -101,6 +101,26 @@ def test_trajectory_equals_reference(direction, judge):
 def falling(k):
     """A schedule that ends at zero, after a jump."""
     return (0.1 if k < 100 else 0.3) * max(0.0, 1.0 - k / 300)
+
+
+@pytest.mark.parametrize("m_L", [0, 5])
+def test_steps_that_grow_equal_those_of_the_reference(m_L):
+    """D37, with rejected cycles and halvings."""
+    problem = NoisyValley(noise=3.0)
+    numbers = {**EVERYTHING, "lr": 0.05, "m_L": m_L, "gamma": 1.002, "growth": 6.0, "reject_patience": 2}
+    iterates = list(itertools.islice(adaqn(problem.w0, problem.gradient, Judge(problem), **numbers), 600))
+    model, events = Vector(problem.w0), []
+    options = ours("gram", **numbers)
+    opt = as_printed(model.parameters(), monitor=Judge(problem, model), on_cycle=events.append, **options)
+    for k, iterate in enumerate(iterates):
+        model.set_gradient(problem.gradient(model.vector(), k))
+        opt.step()
+        assert (model.vector() - iterate.w).abs().max() < 1e-9
+        assert opt.stats.step_multiplier == iterate.step_multiplier
+    multipliers = [event.step_multiplier for event in events]
+    assert Outcome.REJECTED in {event.outcome for event in events}
+    assert max(multipliers) > 2.0
+    assert min(multipliers[multipliers.index(max(multipliers)) :]) < 0.5 * max(multipliers)
 
 
 @pytest.mark.parametrize("scale", ["stored", "current"])

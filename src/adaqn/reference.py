@@ -32,11 +32,11 @@ from adaqn.core.acceptance import (
     BEST_FADES,
     NONFINITE_PATIENCE,
     SMALLEST_MULTIPLIER,
-    STEP_RECOVERY,
     PairedTest,
     is_rejected,
     mean_and_error,
 )
+from adaqn.core.growth import after_accepted, after_rejected
 from adaqn.core.looks import is_by_all
 from adaqn.core.outcome import Outcome
 from adaqn.core.pairs import absolute
@@ -102,6 +102,7 @@ def adaqn(
     reject_patience: int | None = 3,
     scale: str = "h0",
     c: float = 0.0,
+    growth: float = 1.0,
     paired: PairedTest | None = None,
     first_look: int = 0,
 ) -> Iterator[Iterate]:
@@ -113,8 +114,8 @@ def adaqn(
     example, and line 12 is :func:`paired_verdict`.
 
     Beyond the paper: a step size that is a function of k; ``scale``, in which pairs are of lr·H0 instead of H0, by the
-    lr of their cycle (``"stored"``) or of the step (``"current"``, D34); ``m_L = 0``, which keeps none; and the growing
-    average with its ``c`` (D33).
+    lr of their cycle (``"stored"``) or of the step (``"current"``, D34); ``m_L = 0``, which keeps none; the growing
+    average with its ``c`` (D33); and steps up to ``growth`` times as long while the monitored loss falls (D37).
 
     >>> minimum = torch.tensor([1.0, -2.0], dtype=torch.float64)
     >>> run = adaqn(torch.zeros(2), lambda w, k: w - minimum, lambda w: float((w - minimum).norm()), lr=0.5)
@@ -164,6 +165,7 @@ def adaqn(
 
         if nonfinite >= NONFINITE_PATIENCE or (nonfinite and not w.isfinite().all()):
             outcome, nonfinite = Outcome.REJECTED, 0  # D13: no gradient will be finite again
+            step_multiplier = after_rejected(step_multiplier)
         elif not summed:  # D9: there is no average
             yield Iterate(w.clone(), None, len(S), step_multiplier, x.clone())
             continue
@@ -187,6 +189,7 @@ def adaqn(
             if worse:  # l. 12
                 outcome = Outcome.REJECTED
                 rejections = rejections + 1 if not S else 0
+                step_multiplier = after_rejected(step_multiplier)  # D37
                 if climbed or rejections == reject_patience:  # D11; D24: once
                     step_multiplier = max(step_multiplier / 2, SMALLEST_MULTIPLIER)
                 rejections = 0 if rejections == reject_patience else rejections
@@ -200,7 +203,9 @@ def adaqn(
             yield Iterate(w.clone(), outcome, 0, step_multiplier, x.clone())
             continue  # l. 15
 
-        rejections, step_multiplier = 0, min(1.0, step_multiplier * STEP_RECOVERY)  # D11
+        few = first_look if 0 < 2 * first_look <= f_new.numel() else f_new.numel()
+        fell = bool(f_new.reshape(-1)[:few].mean() < f_old.reshape(-1)[:few].mean()) if started else None
+        rejections, step_multiplier = 0, after_accepted(step_multiplier, fell, growth)  # D11, D37
         averaged += own
         share = c * own / (averaged + c * own) if started and c else 1.0  # D33: weights count steps
         x = x + share * (candidate - x)

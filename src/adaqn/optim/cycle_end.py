@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from adaqn.core.acceptance import STEP_RECOVERY
 from adaqn.core.cycle import cosine, next_cycle_length, signal_share
+from adaqn.core.growth import after_accepted
 from adaqn.core.history import Draft
 from adaqn.core.outcome import Outcome
 from adaqn.core.pairs import is_usable
@@ -97,12 +97,15 @@ def store(state: State, found: Offer) -> tuple[Outcome, Products]:
     return Outcome.STORED, Products(ss, sy, yy, angle)
 
 
-def accept(state: State, verdict: Verdict, outcome: Outcome, candidate: Tensor) -> bool:
-    """L. 21 and 24: the cycle is kept; does its average become the anchor? Not if its pair was skipped (D6)."""
+def accept(state: State, verdict: Verdict, outcome: Outcome, candidate: Tensor, *, fell: bool | None) -> bool:
+    """L. 21 and 24: the cycle is kept; does its average become the anchor? Not if its pair was skipped (D6).
+
+    ``fell`` says whether the monitored loss did.
+    """
     c = state.counters
     verdict.apply_to(c)
     c.started = 1
-    c.step_multiplier = min(1.0, c.step_multiplier * STEP_RECOVERY)  # D11
+    c.step_multiplier = after_accepted(c.step_multiplier, fell, state.method.judge.growth)  # D11, D37
     c.skips_in_row = c.skips_in_row + 1 if outcome is Outcome.SKIPPED else 0
     state.show_accepted(candidate)
     if outcome is Outcome.SKIPPED and c.skips_in_row != state.method.anchor_patience:

@@ -9,6 +9,7 @@ from typing import Literal
 from torch import Tensor
 
 from adaqn.core.acceptance import BEST_FADES, PairedTest, RejectTest, halves_step, mean_and_error, mean_loss
+from adaqn.core.growth import after_rejected
 from adaqn.optim.events import Counters
 
 Why = Literal["", "not finite", "worse", "climbed"]
@@ -40,6 +41,12 @@ class Losses:
         """At both points, over the examples of the first look, so that cycles compare; of all if that is no number."""
         return _mean(self.new, self.first), _mean(self.old, self.first)
 
+    @property
+    def fell(self) -> bool | None:
+        """Is the mean at the candidate below that at the anchor (D37)? ``None`` where they do not compare."""
+        new, old = self.means
+        return None if new is None or old is None or not math.isfinite(old) else new < old
+
 
 def _mean(losses: Tensor | None, first: int | None) -> float | None:
     if losses is None:
@@ -65,6 +72,8 @@ class Verdict:
         c.rejections_in_row, c.rejected_at = self.rejections_in_row, self.rejected_at
         if self.best is not None:
             c.set_best(self.best)
+        if self.rejected:
+            c.step_multiplier = after_rejected(c.step_multiplier)
         if self.halve:
             c.halve_steps()
 
@@ -81,6 +90,8 @@ class Judge:
     """D11: so many rejections in a row with an empty memory do; 0 is never."""
     first_look: int = 0
     """D35: so many examples may settle a verdict of the paired test; 0 is all of them, always."""
+    growth: float = 1.0
+    """D37: how many times their usual length the steps may have."""
 
     @property
     def judges_first_cycle(self) -> bool:

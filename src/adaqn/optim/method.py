@@ -6,6 +6,7 @@ Every message names the value and the limit.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -148,7 +149,10 @@ def make_judge(reject: RejectOptions) -> Judge:
     first = whole("first_look", given(reject.first_look), 0)
     if first == 1:
         raise ValueError("first_look must be 0 (always all examples) or at least 2, got 1: one has no standard error")
-    return Judge(test, given(reject.window), given(reject.patience), first)
+    growth = number("growth", given(reject.growth))
+    if not 1.0 <= growth < math.inf:
+        raise ValueError(f"growth must be a finite number of at least 1, got {growth}: 1 turns it off")
+    return Judge(test, given(reject.window), given(reject.patience), first, growth)
 
 
 def make_curvature(pairs: PairOptions) -> Curvature:

@@ -152,7 +152,7 @@ class QuasiNewton(Optimizer):
         if verdict.rejected:
             outcome = Outcome.REJECTED
             return_to_anchor(state, verdict)  # l. 13 to 15
-        elif accept(state, verdict, outcome, candidate):  # l. 21, 24
+        elif accept(state, verdict, outcome, candidate, fell=losses.fell):  # l. 21, 24
             self._watch.anchor_moved()
             state.curvature.anchor_moved()
         state.begin_cycle()  # l. 10
