@@ -13,7 +13,10 @@ import torch.distributed as dist
 from limits import LIMIT
 
 _CONTEXT = mp.get_context("forkserver")  # torch is imported once, and every process is a quick copy
-_CONTEXT.set_forkserver_preload(["torch", "torch.distributed.fsdp", "torch.distributed.checkpoint", "adaqn"])
+# torch._dynamo is what the first optimizer of a process would import: most of its time, if it makes a few steps.
+_CONTEXT.set_forkserver_preload(
+    ["pytest", "torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint", "adaqn"]
+)
 
 
 def run_processes(count, function, *args):

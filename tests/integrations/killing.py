@@ -18,7 +18,7 @@ from limits import LIMIT
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 CONTEXT = mp.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch", "adaqn", "adaqn.integrations"])
+CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "adaqn", "adaqn.integrations"])  # as in distributed/
 REPORT = re.compile(r"^(.*?): loss (\S+?)(?:,.*)?$", re.M)
 
 
