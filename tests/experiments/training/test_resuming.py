@@ -132,7 +132,7 @@ def test_an_interrupt_at_an_evaluation_loses_nothing(tmp_path, stop):
 
 
 def test_ctrl_c_at_random_moments_ends_with_the_same_bits(tmp_path):
-    config = replace(SMALL, optimizer="adaqn", hidden=32, steps=400, options={"cycle_length": 3})
+    config = replace(SMALL, optimizer="adaqn", hidden=32, steps=200, options={"cycle_length": 3})
     whole = run_one(config, tmp_path / "whole")
     rng, interrupted = random.Random(0), 0
     for _ in range(3):
