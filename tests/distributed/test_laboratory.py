@@ -10,22 +10,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
-from adaqn.experiments.commands.app import run
+from adaqn.experiments.commands.app import app, run
 from limits import LIMIT
 
-STEPS = "--steps=120"
+STEPS = "--steps=100"
 RUN = (
     "--layers=1", "--hidden=12", "--limit=12000", "--batch-size=8", "--length=20", "--evaluations=20", "--lr=0.01",
     "--monitor-size=32",
 )  # fmt: skip
 
 
-def start(folder, *arguments, count=2, torchrun=(), **environment):
-    command = [sys.executable, "-m"]
-    if count:
-        command += ["torch.distributed.run", "--standalone", f"--nproc-per-node={count}", *torchrun, "-m"]
-    command += ["adaqn", "train", "--out", str(folder), *RUN, *arguments]
+def start(folder, *arguments, torchrun=(), **environment):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *torchrun]
+    command += ["-m", "adaqn", "train", "--out", str(folder), *RUN, *arguments]
     return subprocess.Popen(
         command, env={**os.environ, "OMP_NUM_THREADS": "1", **environment}, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True,
@@ -63,21 +62,28 @@ def process_of_rank(parent, rank):
 
 
 def kill_when_saved(process, folder, rank):
-    """SIGKILL to one worker, as soon as there is a checkpoint to go on from."""
-    deadline = time.monotonic() + LIMIT
-    while not Path(folder, "checkpoint.pt").exists():
+    """SIGKILL to one worker at work, as soon as there is a new checkpoint to go on from."""
+
+    def saved():
+        path = Path(folder, "checkpoint.pt")
+        return path.stat().st_mtime_ns if path.exists() else None
+
+    before, deadline = saved(), time.monotonic() + LIMIT
+    while saved() == before:
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < deadline
         time.sleep(0.05)
     os.kill(process_of_rank(process.pid, rank), signal.SIGKILL)
+    assert not Path(folder, "result.json").exists(), "it came too late"
 
 
 def test_the_run_of_one_process_shared_out(tmp_path):
     asked = ("--steps=12", "--optimizer=adaqn-modern")
-    alone = start(tmp_path / "alone", *asked, count=0)
-    code, errors = end_of(start(tmp_path / "shared", *asked))
+    shared = start(tmp_path / "shared", *asked)
+    alone = CliRunner().invoke(app, ["train", "--out", str(tmp_path / "alone"), *RUN, *asked])
+    assert alone.exit_code == 0, alone.output
+    code, errors = end_of(shared)
     assert code == 0, errors
-    assert end_of(alone)[0] == 0
     ours, theirs = metrics(tmp_path / "alone"), metrics(tmp_path / "shared")
     assert [record["stored"] for record in ours] == [record["stored"] for record in theirs]
     assert ours[-1]["test_loss"] == pytest.approx(theirs[-1]["test_loss"], rel=1e-4)
@@ -87,18 +93,15 @@ def test_the_run_of_one_process_shared_out(tmp_path):
 needs_proc = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found in /proc")
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("undisturbed") / "run"
-    assert end_of(start(folder, STEPS))[0] == 0
-    return folder
-
-
 @needs_proc
-def test_a_killed_process_ends_the_job_and_a_restart_has_the_same_bits(undisturbed, tmp_path):
-    folder = tmp_path / "killed"
+def test_a_killed_process_is_started_again_by_torchrun_or_ends_the_job_which_goes_on_with_the_same_bits(tmp_path):
+    """One run of three beginnings: the second is torchrun's own, and the third by hand."""
+    undisturbed, folder = tmp_path / "undisturbed", tmp_path / "killed"
+    assert end_of(start(undisturbed, STEPS))[0] == 0
     # Patience beyond any limit: the job ends because its process died, not because the other gave up waiting.
-    killed = start(folder, STEPS, ADAQN_CHECKPOINT_SECONDS="0", ADAQN_WAIT_SECONDS="1000000")
+    often = {"ADAQN_CHECKPOINT_SECONDS": "0", "ADAQN_WAIT_SECONDS": "1000000"}
+    killed = start(folder, STEPS, torchrun=["--max-restarts=1"], **often)
+    kill_when_saved(killed, folder, rank=0)
     kill_when_saved(killed, folder, rank=1)
     code, errors = end_of(killed)
     assert code != 0
@@ -111,9 +114,11 @@ def test_a_killed_process_ends_the_job_and_a_restart_has_the_same_bits(undisturb
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+@pytest.mark.slow  # the test above has the same beginnings, and ends by hand
 @needs_proc
-def test_torchrun_may_start_it_again_by_itself(undisturbed, tmp_path):
-    folder = tmp_path / "elastic"
+def test_what_torchrun_has_started_again_comes_to_its_end(tmp_path):
+    undisturbed, folder = tmp_path / "undisturbed", tmp_path / "elastic"
+    assert end_of(start(undisturbed, STEPS))[0] == 0
     elastic = start(folder, STEPS, torchrun=["--max-restarts=1"], ADAQN_CHECKPOINT_SECONDS="0")
     kill_when_saved(elastic, folder, rank=0)
     code, errors = end_of(elastic)

@@ -82,7 +82,7 @@ def test_the_language_models_are_six_panels_at_the_papers_size():
 
 
 def test_a_figure_is_tuned_run_drawn_and_its_runs_are_reused(tmp_path):
-    words = ["addition", "--epochs", 0.1, "--seeds", 2, "--out", tmp_path, "--json"]
+    words = ["addition", "--epochs", 0.05, "--seeds", 2, "--out", tmp_path, "--json"]
     first = json.loads(run(*words, "--tune").stdout)
     assert {row["curve"] for row in first["rows"]} == {"adaQN", "Adagrad", "Adam"}
     results = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/result.json")}
