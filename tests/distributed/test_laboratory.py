@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 from adaqn.experiments.commands.app import app, run
+from copies import CONTEXT
 from limits import LIMIT
 
 STEPS = "--steps=100"
@@ -29,6 +31,32 @@ def start(folder, *arguments, torchrun=(), **environment):
         command, env={**os.environ, "OMP_NUM_THREADS": "1", **environment}, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
+
+
+def in_copies(folder, *arguments):
+    """(Exit codes, what was said) of two processes with the variables that torchrun sets, without their imports."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = ["train", "--out", str(folder), *RUN, *arguments]
+    said = [folder.with_name(f"{folder.name}-said-{rank}") for rank in range(2)]
+    processes = [
+        CONTEXT.Process(target=_become, args=(rank, port, words, said[rank]), daemon=True) for rank in range(2)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(LIMIT)
+    return [process.exitcode for process in processes], "".join(path.read_text() for path in said)
+
+
+def _become(rank, port, words, said):
+    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "copies"}
+    who = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+    os.environ.update({name: str(value) for name, value in {**where, **who}.items()})
+    sys.argv = ["adaqn", *words]
+    run()
 
 
 def end_of(process):
@@ -79,11 +107,10 @@ def kill_when_saved(process, folder, rank):
 
 def test_the_run_of_one_process_shared_out(tmp_path):
     asked = ("--steps=12", "--optimizer=adaqn-modern")
-    shared = start(tmp_path / "shared", *asked)
+    codes, errors = in_copies(tmp_path / "shared", *asked)
+    assert codes == [0, 0], errors
     alone = CliRunner().invoke(app, ["train", "--out", str(tmp_path / "alone"), *RUN, *asked])
     assert alone.exit_code == 0, alone.output
-    code, errors = end_of(shared)
-    assert code == 0, errors
     ours, theirs = metrics(tmp_path / "alone"), metrics(tmp_path / "shared")
     assert [record["stored"] for record in ours] == [record["stored"] for record in theirs]
     assert ours[-1]["test_loss"] == pytest.approx(theirs[-1]["test_loss"], rel=1e-4)
@@ -140,8 +167,8 @@ def test_an_interrupt_ends_all_processes_after_the_same_step(tmp_path):
 
 
 def test_what_cannot_be_shared_out_is_one_line(tmp_path):
-    code, errors = end_of(start(tmp_path, "--steps=2", "--optimizer=kfac"))
-    assert code != 0
+    codes, errors = in_copies(tmp_path / "run", "--steps=2", "--optimizer=kfac")
+    assert 0 not in codes
     assert "adaqn: kfac runs in one process only" in errors
 
 

@@ -13,7 +13,7 @@ from inline import inline_workers
 from laboratory import ADAQN, command, same_run, wait_until, without_time
 
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.training import parallel, workers
+from adaqn.experiments.training import parallel
 from adaqn.experiments.training.claims import busy
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.folder import CHECKPOINT, RESULT, folder_name
@@ -151,15 +151,14 @@ def test_long_runs_of_a_group_advance_side_by_side(tmp_path, impatient):
         same_run(run_one(job.config, job.folder), run_one(job.config, tmp_path / job.config.optimizer))
 
 
-def test_a_worker_that_dies_takes_nothing_with_it(tmp_path, monkeypatch, impatient):
-    monkeypatch.setattr(workers, "CONTEXT", mp.get_context("spawn"))  # a child of this process, which can be found
+def test_a_worker_that_dies_takes_nothing_with_it(tmp_path, impatient):
     configs = [replace(SMALL, optimizer=name, steps=300, evaluations=20) for name in ("adam", "adagrad")]
     jobs, killed = jobs_of(tmp_path / "shared", configs), []
+    others = set(mp.active_children())
 
     def kill(job, progress):
         if progress.step > 5 and not killed:
-            family = psutil.Process().children()
-            killed.append(next(process for process in family if "spawn_main" in " ".join(process.cmdline())))
+            killed.append(next(iter(set(mp.active_children()) - others)))
             killed[0].kill()
 
     outcome = work_off(not_finished(jobs), 2, listener=kill)
