@@ -21,9 +21,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:LBFGS. the loss or the gradient 
     "count, names, storage",
     [
         pytest.param(2, tuple(whole.CASES), None, id="2"),
-        pytest.param(4, FEW, None, id="4", marks=pytest.mark.slow),  # two have whole histories, four have shared ones
+        pytest.param(4, FEW, None, id="4", marks=pytest.mark.slow),  # four are in test_lbfgs_sharded.py
         pytest.param(2, MATRICES, problem.SHARDED, id="2-shard_history"),
-        pytest.param(4, FEW, problem.SHARDED, id="4-shard_history"),
+        pytest.param(4, FEW, problem.SHARDED, id="4-shard_history", marks=pytest.mark.slow),
     ],
 )
 def test_the_numbers_are_those_of_one_process(count, names, storage):

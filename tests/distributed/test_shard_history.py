@@ -27,8 +27,7 @@ def cases(names):
     "count, names",
     [
         (2, ("paper", "kronecker", "small blocks")),
-        (4, ("modern",)),
-        pytest.param(4, ("small blocks",), marks=pytest.mark.slow),  # those are in the first, four in the second
+        pytest.param(4, ("modern", "small blocks"), marks=pytest.mark.slow),  # four are in test_checkpoints.py
     ],
 )
 def test_the_numbers_are_those_of_one_process(count, names):

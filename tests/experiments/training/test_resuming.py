@@ -24,8 +24,15 @@ from limits import LIMIT
 SMALL = RunConfig(layers=1, hidden=12, limit=12_000, steps=20, batch_size=8, length=20, evaluations=13, lr=0.01)
 
 
-@pytest.mark.parametrize("optimizer", ["adaqn", "adam", "lbfgs", "sdlbfgs", "sqn", "sfo", "hf", "kfac"])
-@pytest.mark.parametrize("carry_state", [False, True])
+RESUMED = [
+    pytest.param(optimizer, carry_state, marks=[pytest.mark.slow] * ((optimizer, carry_state) == ("hf", False)))
+    for optimizer in ("adaqn", "adam", "lbfgs", "sdlbfgs", "sqn", "sfo", "hf", "kfac")
+    for carry_state in (False, True)
+]
+"""A run of Hessian-Free that carries its state is enough for every time: its steps are the longest."""
+
+
+@pytest.mark.parametrize("optimizer, carry_state", RESUMED)
 def test_a_resumed_run_has_the_same_bits(tmp_path, optimizer, carry_state):
     config = replace(SMALL, optimizer=optimizer, carry_state=carry_state, model="lstm", evaluations=7)
     if optimizer == "sfo" and carry_state:
