@@ -8,12 +8,14 @@ ifneq ($(wildcard ../shared/data/README.md),)
 export ADAQN_DATA ?= $(abspath ../shared/data)
 endif
 
-# Two cores are enough for a quarter of an hour. CI's log tells where the time goes.
+# All of .ci/run has a quarter of an hour on two cores. CI's log tells where the time goes.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal $(if $(CI),--durations=25)
 
-# What computes, without what starts processes, browsers and builds.
-NUMBERS := tests --ignore=tests/experiments --ignore=tests/distributed --ignore=tests/integrations \
-	--ignore=tests/test_docs.py --ignore=tests/test_release.py
+# What compares numbers that were computed in two ways: the mathematics, the optimizers, the paper's algorithms.
+# Without what asks for messages, arguments and names, where last digits decide nothing.
+NUMBERS := tests/core tests/optim tests/fullbatch tests/parameters tests/test_reference.py \
+	$(addprefix --ignore=tests/,optim/test_bad_input.py optim/test_face.py optim/test_formats.py \
+	optim/test_no_waiting.py optim/test_torch_arguments.py fullbatch/test_closure.py fullbatch/test_telling.py)
 THREADS ?= 1
 
 .PHONY: setup demo test test-slow test-numbers check lint types docs dist bench memory-table clean
@@ -49,6 +51,11 @@ types: setup
 
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict  # never --quiet: it hides warnings from --strict too
+
+# With `make -j2 check` the first three run side by side, and the tests after them.
+ifneq ($(filter check,$(MAKECMDGOALS)),)
+test: lint types docs
+endif
 
 # The tests look at the site that was built, instead of building another.
 check: export ADAQN_SITE := $(CURDIR)/site

@@ -23,9 +23,14 @@ def namespace():
     plt.close("all")
 
 
-def test_the_notebook_trains_explains_and_plots(namespace, capsys):
-    for source in cells("code"):
-        exec(compile(source, PATH.name, "exec"), namespace)
+@pytest.mark.parametrize("steps", [120, pytest.param(240, marks=pytest.mark.slow)])
+def test_the_notebook_trains_explains_and_plots(steps, namespace, capsys):
+    """With half of its steps, and as it is."""
+    sources = cells("code")
+    assert sum("STEPS = 240\n" in source for source in sources) == 1
+    for source in sources:
+        exec(compile(source.replace("STEPS = 240\n", f"STEPS = {steps}\n"), PATH.name, "exec"), namespace)
+    assert namespace["opt"].stats.steps == steps + 1
     said = capsys.readouterr().out
     assert str(namespace["opt"].explain()) in said
     for name, curve in namespace["curves"].items():

@@ -1,6 +1,7 @@
 """Which room may know which: what an import loads, and who imports whom."""
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ HEAVY = (
 )
 
 
+@functools.cache
 def modules(room):
     """Name → syntax tree of every module of a room, or of one file."""
     files = sorted((SOURCE / room).rglob("*.py")) if (SOURCE / room).is_dir() else [SOURCE / room]

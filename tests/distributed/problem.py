@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from adaqn import AdaQN, Monitor, PairOptions, RejectOptions, StorageOptions
@@ -66,6 +67,23 @@ def vector(params):
     return torch.cat([whole(p).reshape(-1).double() for p in params])
 
 
+def kept(p):
+    """What this process has of a parameter now."""
+    p = p.detach()
+    return (p.to_local() if isinstance(p, DTensor) else p).clone()
+
+
+def gathered(p, values):
+    """What was kept of a parameter after each step, of all processes together: one message instead of one a step."""
+    values = torch.stack(values)
+    if isinstance(p, DTensor):
+        placements = [Shard(each.dim + 1) if each.is_shard() else each for each in p.placements]
+        shape = torch.Size([len(values), *p.shape])
+        stride = torch.empty(shape, device="meta").stride()
+        values = DTensor.from_local(values, p.device_mesh, placements, run_check=False, shape=shape, stride=stride)
+    return whole(values).flatten(1).double()
+
+
 def train(net, opt, steps, *, start=0, poisoned=(), dtype=torch.float64):
     """The weights after each step. ``poisoned`` steps have a gradient that is not a number in the last process."""
     path = []
@@ -79,8 +97,8 @@ def train(net, opt, steps, *, start=0, poisoned=(), dtype=torch.float64):
             loss = loss * math.nan
         loss.backward()
         opt.step()
-        path.append(vector(params))
-    return torch.stack(path)
+        path.append([kept(p) for p in params])
+    return torch.cat([gathered(p, values) for p, values in zip(params, zip(*path, strict=True), strict=True)], dim=1)
 
 
 def monitored(net, params, name, **options):
@@ -117,13 +135,16 @@ def row_blocks(kind, count, **options):
     return Rows(**options)
 
 
-def several(kind, names, storage=None, **options):
+def several(kind, names, steps):
     """Runs by their names."""
-    return {name: outcomes(kind, name, storage=storage, **options) for name in names}
+    return {name: outcomes(kind, name, steps) for name in names}
 
 
-def outcomes(kind, name, steps=200, storage=None, **options):
-    """(path, statistics, how each cycle ended), with gradients that are not finite on the way."""
+def outcomes(kind, name, steps=140, storage=None, **options):
+    """(path, statistics, how each cycle ended), with gradients that are not finite on the way.
+
+    In so many steps every run has cycles of each kind, which ``assert_same_run`` asks for.
+    """
     events = []
     net = wrapped(model(), kind)
     opt = monitored(net, net.parameters(), name, on_cycle=events.append, storage=storage, **options)

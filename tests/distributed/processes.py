@@ -1,6 +1,5 @@
 """Real processes on gloo: each runs a function of this folder and hands back what it returns."""
 
-import multiprocessing as mp
 import tempfile
 import time
 import traceback
@@ -10,17 +9,15 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from copies import CONTEXT
 from limits import LIMIT
-
-_CONTEXT = mp.get_context("forkserver")  # torch is imported once, and every process is a quick copy
-_CONTEXT.set_forkserver_preload(["torch", "torch.distributed.fsdp", "torch.distributed.checkpoint", "adaqn"])
 
 
 def run_processes(count, function, *args):
     """What ``function(*args)`` returns in each of ``count`` processes; an error in one of them is an error here."""
     with tempfile.TemporaryDirectory() as folder:
         processes = [
-            _CONTEXT.Process(target=_work, args=(rank, count, folder, function, args), daemon=True)
+            CONTEXT.Process(target=_work, args=(rank, count, folder, function, args), daemon=True)
             for rank in range(count)
         ]
         for process in processes:

@@ -61,7 +61,7 @@ def run(count, function, kind, folder, options):
     "before, after, options",
     [
         ((2, "fsdp"), (2, "fsdp"), {}),
-        ((2, "fsdp"), (1, "fsdp"), {}),
+        pytest.param((2, "fsdp"), (1, "fsdp"), {}, marks=pytest.mark.slow),  # as (0, None), without FSDP2
         ((2, "fsdp"), (0, None), {}),
         ((0, None), (2, "fsdp"), {}),
         ((4, "fsdp"), (2, "fsdp"), {}),

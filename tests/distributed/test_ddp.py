@@ -11,7 +11,9 @@ from torch.nn.parallel import DistributedDataParallel
 from adaqn import AdaQN, EmpiricalFisher, Monitor, PairOptions, RejectOptions, StorageOptions
 
 
-@pytest.mark.parametrize("count, name", [(2, "paper"), (2, "modern"), (2, "kronecker"), (4, "modern")])
+@pytest.mark.parametrize(
+    "count, name", [(2, "paper"), (2, "modern"), (2, "kronecker"), pytest.param(4, "modern", marks=pytest.mark.slow)]
+)
 def test_the_numbers_are_those_of_one_process(count, name):
     expected = problem.outcomes(None, name)
     problem.assert_same_run(run_processes(count, problem.outcomes, "ddp", name), expected)

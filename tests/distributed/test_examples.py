@@ -71,12 +71,13 @@ def killed_behind(words, *arguments, count):
     return output
 
 
-def test_fsdp2_is_killed_and_goes_on_with_other_numbers_of_processes(tmp_path):
-    """2 → 4 → 1; with the same number to the bit is in test_checkpoints.py and test_kronecker_checkpoints.py."""
+@pytest.mark.parametrize("counts", [(1,), pytest.param((4, 1), marks=pytest.mark.slow)], ids=str)
+def test_fsdp2_is_killed_and_goes_on_with_other_numbers_of_processes(counts, tmp_path):
+    """2 → 1, or 2 → 4 → 1; to the bit with the same number, and from 2 to 4, are in test_kronecker_checkpoints.py."""
     example = str(EXAMPLES / "fsdp2.py"), str(tmp_path)
     killed = killed_behind("step 100:", *example, "--steps=100000", count=2)
     losses = [last_loss(killed)]
-    for count in (4, 1):
+    for count in counts:
         before = max(int(path.parent.name) for path in tmp_path.glob("*/SHA256SUMS"))
         assert before >= 100
         output = torchrun(*example, f"--steps={before + 50}", count=count)

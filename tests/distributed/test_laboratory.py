@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -10,26 +11,52 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
-from adaqn.experiments.commands.app import run
+from adaqn.experiments.commands.app import app, run
+from copies import CONTEXT
 from limits import LIMIT
 
-STEPS = "--steps=120"
+STEPS = "--steps=100"
 RUN = (
     "--layers=1", "--hidden=12", "--limit=12000", "--batch-size=8", "--length=20", "--evaluations=20", "--lr=0.01",
     "--monitor-size=32",
 )  # fmt: skip
 
 
-def start(folder, *arguments, count=2, torchrun=(), **environment):
-    command = [sys.executable, "-m"]
-    if count:
-        command += ["torch.distributed.run", "--standalone", f"--nproc-per-node={count}", *torchrun, "-m"]
-    command += ["adaqn", "train", "--out", str(folder), *RUN, *arguments]
+def start(folder, *arguments, torchrun=(), **environment):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *torchrun]
+    command += ["-m", "adaqn", "train", "--out", str(folder), *RUN, *arguments]
     return subprocess.Popen(
         command, env={**os.environ, "OMP_NUM_THREADS": "1", **environment}, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
+
+
+def in_copies(folder, *arguments):
+    """(Exit codes, what was said) of two processes with the variables that torchrun sets, without their imports."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = ["train", "--out", str(folder), *RUN, *arguments]
+    said = [folder.with_name(f"{folder.name}-said-{rank}") for rank in range(2)]
+    processes = [
+        CONTEXT.Process(target=_become, args=(rank, port, words, said[rank]), daemon=True) for rank in range(2)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(LIMIT)
+    return [process.exitcode for process in processes], "".join(path.read_text() for path in said)
+
+
+def _become(rank, port, words, said):
+    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "copies"}
+    who = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+    os.environ.update({name: str(value) for name, value in {**where, **who}.items()})
+    sys.argv = ["adaqn", *words]
+    run()
 
 
 def end_of(process):
@@ -63,21 +90,27 @@ def process_of_rank(parent, rank):
 
 
 def kill_when_saved(process, folder, rank):
-    """SIGKILL to one worker, as soon as there is a checkpoint to go on from."""
-    deadline = time.monotonic() + LIMIT
-    while not Path(folder, "checkpoint.pt").exists():
+    """SIGKILL to one worker at work, as soon as there is a new checkpoint to go on from."""
+
+    def saved():
+        path = Path(folder, "checkpoint.pt")
+        return path.stat().st_mtime_ns if path.exists() else None
+
+    before, deadline = saved(), time.monotonic() + LIMIT
+    while saved() == before:
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < deadline
         time.sleep(0.05)
     os.kill(process_of_rank(process.pid, rank), signal.SIGKILL)
+    assert not Path(folder, "result.json").exists(), "it came too late"
 
 
 def test_the_run_of_one_process_shared_out(tmp_path):
     asked = ("--steps=12", "--optimizer=adaqn-modern")
-    alone = start(tmp_path / "alone", *asked, count=0)
-    code, errors = end_of(start(tmp_path / "shared", *asked))
-    assert code == 0, errors
-    assert end_of(alone)[0] == 0
+    codes, errors = in_copies(tmp_path / "shared", *asked)
+    assert codes == [0, 0], errors
+    alone = CliRunner().invoke(app, ["train", "--out", str(tmp_path / "alone"), *RUN, *asked])
+    assert alone.exit_code == 0, alone.output
     ours, theirs = metrics(tmp_path / "alone"), metrics(tmp_path / "shared")
     assert [record["stored"] for record in ours] == [record["stored"] for record in theirs]
     assert ours[-1]["test_loss"] == pytest.approx(theirs[-1]["test_loss"], rel=1e-4)
@@ -87,18 +120,15 @@ def test_the_run_of_one_process_shared_out(tmp_path):
 needs_proc = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found in /proc")
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("undisturbed") / "run"
-    assert end_of(start(folder, STEPS))[0] == 0
-    return folder
-
-
 @needs_proc
-def test_a_killed_process_ends_the_job_and_a_restart_has_the_same_bits(undisturbed, tmp_path):
-    folder = tmp_path / "killed"
+def test_a_killed_process_is_started_again_by_torchrun_or_ends_the_job_which_goes_on_with_the_same_bits(tmp_path):
+    """One run of three beginnings: the second is torchrun's own, and the third by hand."""
+    undisturbed, folder = tmp_path / "undisturbed", tmp_path / "killed"
+    assert end_of(start(undisturbed, STEPS))[0] == 0
     # Patience beyond any limit: the job ends because its process died, not because the other gave up waiting.
-    killed = start(folder, STEPS, ADAQN_CHECKPOINT_SECONDS="0", ADAQN_WAIT_SECONDS="1000000")
+    often = {"ADAQN_CHECKPOINT_SECONDS": "0", "ADAQN_WAIT_SECONDS": "1000000"}
+    killed = start(folder, STEPS, torchrun=["--max-restarts=1"], **often)
+    kill_when_saved(killed, folder, rank=0)
     kill_when_saved(killed, folder, rank=1)
     code, errors = end_of(killed)
     assert code != 0
@@ -111,9 +141,11 @@ def test_a_killed_process_ends_the_job_and_a_restart_has_the_same_bits(undisturb
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+@pytest.mark.slow  # the test above has the same beginnings, and ends by hand
 @needs_proc
-def test_torchrun_may_start_it_again_by_itself(undisturbed, tmp_path):
-    folder = tmp_path / "elastic"
+def test_what_torchrun_has_started_again_comes_to_its_end(tmp_path):
+    undisturbed, folder = tmp_path / "undisturbed", tmp_path / "elastic"
+    assert end_of(start(undisturbed, STEPS))[0] == 0
     elastic = start(folder, STEPS, torchrun=["--max-restarts=1"], ADAQN_CHECKPOINT_SECONDS="0")
     kill_when_saved(elastic, folder, rank=0)
     code, errors = end_of(elastic)
@@ -135,8 +167,8 @@ def test_an_interrupt_ends_all_processes_after_the_same_step(tmp_path):
 
 
 def test_what_cannot_be_shared_out_is_one_line(tmp_path):
-    code, errors = end_of(start(tmp_path, "--steps=2", "--optimizer=kfac"))
-    assert code != 0
+    codes, errors = in_copies(tmp_path / "run", "--steps=2", "--optimizer=kfac")
+    assert 0 not in codes
     assert "adaqn: kfac runs in one process only" in errors
 
 

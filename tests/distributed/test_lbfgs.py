@@ -21,9 +21,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:LBFGS. the loss or the gradient 
     "count, names, storage",
     [
         pytest.param(2, tuple(whole.CASES), None, id="2"),
-        pytest.param(4, FEW, None, id="4"),
+        pytest.param(4, FEW, None, id="4", marks=pytest.mark.slow),  # four are in test_lbfgs_sharded.py
         pytest.param(2, MATRICES, problem.SHARDED, id="2-shard_history"),
-        pytest.param(4, FEW, problem.SHARDED, id="4-shard_history"),
+        pytest.param(4, FEW, problem.SHARDED, id="4-shard_history", marks=pytest.mark.slow),
     ],
 )
 def test_the_numbers_are_those_of_one_process(count, names, storage):
@@ -38,7 +38,7 @@ def test_the_cases_take_every_branch():
         assert any(words in reason for reason in reasons), (words, reasons)
     assert found["rising"][4] > 0
     assert found["poisoned"][5] > 5
-    assert found["budget"][1] == 42
+    assert found["budget"][1] == 28
 
 
 def failures(storage):
@@ -154,7 +154,7 @@ def resampling(name):
             opt.resampled()
         return loss()
 
-    return whole.trained(net, opt, closure), whole.counts(opt), loss.calls
+    return whole.trained(net, opt, closure, 60), whole.counts(opt), loss.calls
 
 
 def meetings():

@@ -25,7 +25,7 @@ RUNS = {
     "fsdp": ("fsdp", "damped", {}),
     "fsdp, no search": ("fsdp", "no search", {}),
 }
-BEFORE, AFTER = 20, 20
+BEFORE, AFTER = 20, 10
 FULL = StateDictOptions(full_state_dict=True)
 
 

@@ -23,7 +23,13 @@ def cases(names):
     return [problem.outcomes(kind, name, storage=storage, **given) for name, given in runs]
 
 
-@pytest.mark.parametrize("count, names", [(2, ("paper", "kronecker", "small blocks")), (4, ("modern", "small blocks"))])
+@pytest.mark.parametrize(
+    "count, names",
+    [
+        (2, ("paper", "kronecker", "small blocks")),
+        pytest.param(4, ("modern", "small blocks"), marks=pytest.mark.slow),  # four are in test_checkpoints.py
+    ],
+)
 def test_the_numbers_are_those_of_one_process(count, names):
     for found, expected in zip(zip(*run_processes(count, cases, names), strict=True), cases(names), strict=True):
         problem.assert_same_run(found, expected)

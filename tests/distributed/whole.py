@@ -9,7 +9,7 @@ from torch.distributed.fsdp import fully_shard
 
 from adaqn import LBFGS
 
-ITERATIONS = 60
+ITERATIONS = 40
 OPTIONS = {"max_iter": 10, "max_eval": 60, "history_size": 10, "tolerance_change": 0.0, "scaling": "kronecker"}
 CASES = {
     "kronecker": {},
@@ -92,7 +92,7 @@ class Loss:
 def trained(net, opt, loss, iterations=ITERATIONS):
     """The weights after each step."""
     path = []
-    for _ in range(iterations // opt.param_groups[0]["max_iter"]):
+    for _ in range(max(1, iterations // opt.param_groups[0]["max_iter"])):
         opt.step(loss)
         path.append(problem.vector(net.parameters()))
     return torch.stack(path)

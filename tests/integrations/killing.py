@@ -1,6 +1,5 @@
 """Examples as a user starts them: as they are, or with a folder, killed in the middle and started again."""
 
-import multiprocessing as mp
 import os
 import re
 import runpy
@@ -14,11 +13,10 @@ from unittest import mock
 import pytest
 import torch
 
+from copies import CONTEXT
 from limits import LIMIT
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-CONTEXT = mp.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch", "adaqn", "adaqn.integrations"])
 REPORT = re.compile(r"^(.*?): loss (\S+?)(?:,.*)?$", re.M)
 
 
@@ -46,6 +44,7 @@ def forked(example, *arguments):
 
 def _become(example, arguments, writer):
     os.dup2(writer.fileno(), 1)
+    os.environ["HF_HUB_OFFLINE"] = "1"
     torch.set_num_threads(1)
     sys.argv = [example, *arguments]
     sys.path.insert(0, str(EXAMPLES))

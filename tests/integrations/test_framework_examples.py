@@ -56,7 +56,7 @@ LIGHTNINGS_OWN = [
 
 @pytest.mark.filterwarnings(*LIGHTNINGS_OWN)
 def test_lightning(tmp_path, capsys):
-    folders = assert_goes_on_with_the_same_numbers("lightning_model.py", tmp_path, capsys=capsys)
+    folders = assert_goes_on_with_the_same_numbers("lightning_model.py", tmp_path, capsys=capsys, how=forked)
     ours, theirs = (loaded(folder / "last.ckpt") for folder in folders)
     assert_same(ours["state_dict"], theirs["state_dict"])
     assert_same(ours["optimizer_states"][0]["state"], theirs["optimizer_states"][0]["state"])
@@ -66,13 +66,13 @@ def test_lightning(tmp_path, capsys):
 
 
 def test_accelerate(tmp_path, capsys):
-    folders = assert_goes_on_with_the_same_numbers("accelerate_loop.py", tmp_path, capsys=capsys)
+    folders = assert_goes_on_with_the_same_numbers("accelerate_loop.py", tmp_path, capsys=capsys, how=forked)
     for name in ("pytorch_model.bin", "optimizer.bin"):
         ours, theirs = (loaded(folder / "checkpoint" / name) for folder in folders)
         assert_same(ours.get("state", ours), theirs.get("state", theirs))
 
 
 def test_huggingface(tmp_path, capsys):
-    folders = assert_goes_on_with_the_same_numbers("huggingface_trainer.py", tmp_path, capsys=capsys)
+    folders = assert_goes_on_with_the_same_numbers("huggingface_trainer.py", tmp_path, capsys=capsys, how=forked)
     assert_same(*(load_file(folder / "checkpoint-80" / "model.safetensors") for folder in folders))
     assert_same(*(loaded(folder / "checkpoint-80" / "optimizer.pt")["state"] for folder in folders))

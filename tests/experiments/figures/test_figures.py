@@ -82,7 +82,7 @@ def test_the_language_models_are_six_panels_at_the_papers_size():
 
 
 def test_a_figure_is_tuned_run_drawn_and_its_runs_are_reused(tmp_path):
-    words = ["addition", "--epochs", 0.1, "--seeds", 2, "--out", tmp_path, "--json"]
+    words = ["addition", "--epochs", 0.05, "--seeds", 2, "--out", tmp_path, "--json"]
     first = json.loads(run(*words, "--tune").stdout)
     assert {row["curve"] for row in first["rows"]} == {"adaQN", "Adagrad", "Adam"}
     results = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/result.json")}
@@ -119,12 +119,25 @@ def drawn_runs(name, panels, tmp_path):
     [
         ("lm", ("Nietzsche, ReLU",), 3),
         ("memory", ("Penn Treebank, tanh",), 1),
-        ("mnist", (), 3),
         ("ablation", ("Dickens, LSTM",), 5),
     ],
 )
 def test_figures_are_drawn_from_real_runs(name, panels, runs, tmp_path):
     assert drawn_runs(name, panels, tmp_path) == runs
+
+
+@needs_data
+@pytest.mark.parametrize("side", [7, pytest.param(14, marks=pytest.mark.slow)])
+def test_the_figure_of_images_is_drawn_from_real_runs(side, tmp_path, monkeypatch):
+    """Of fewer pixels, since all test images are evaluated one pixel at a time; and of those that it has."""
+    real = specs.sizes
+    assert real("pixel-mnist", "quick")["side"] == 14
+
+    def smaller(task, scale):
+        return {**real(task, scale), **({"side": side} if task == "pixel-mnist" else {})}
+
+    monkeypatch.setattr(specs, "sizes", smaller)
+    assert drawn_runs("mnist", (), tmp_path) == 3
 
 
 @needs_data

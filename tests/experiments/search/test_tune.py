@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 from inline import inline_workers
-from laboratory import ADAQN, wait_until
+from laboratory import ADAQN, command, wait_until
 
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.search.points import Point
@@ -18,7 +18,6 @@ from adaqn.experiments.training import parallel
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.folder import folder_name
 from adaqn.experiments.training.opening import run_one
-from limits import LIMIT
 
 SMALL = RunConfig(layers=1, hidden=8, limit=12_000, steps=6, batch_size=8, length=20)
 
@@ -50,14 +49,16 @@ def test_workers_share_the_grid_and_a_second_call_adds_nothing(tmp_path):
 def test_killed_with_all_its_workers_it_goes_on_where_it_was(tmp_path):
     size = ["--steps", "40", "--limit", "12000", "--layers", "1", "--hidden", "8"]
     flags = ["--optimizers", "sgd", "--budget", "4", "--workers", "1", "--json"]
-    command = [*ADAQN, "tune", *size, *flags, "--out", str(tmp_path)]
-    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    words = ["tune", *size, *flags, "--out", str(tmp_path)]
+    first = subprocess.Popen(
+        [*ADAQN, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
     wait_until(lambda: list(tmp_path.glob("runs/*/result.json")), first)
     os.killpg(first.pid, signal.SIGKILL)
     first.communicate()
     kept = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/result.json")}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
-    assert done.returncode == 0, done.stderr
+    done = command(*words)
+    assert done.exit_code == 0, done.output
     assert len(json.loads(done.stdout)["sgd"]["trials"]) == 4
     assert all(path.stat().st_mtime_ns == before for path, before in kept.items())
 

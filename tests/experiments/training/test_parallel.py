@@ -1,6 +1,7 @@
 """Runs side by side in processes of their own, in an order, within a budget; what dies is made again."""
 
 import math
+import multiprocessing as mp
 import signal
 import subprocess
 import time
@@ -9,7 +10,7 @@ from dataclasses import replace
 import psutil
 import pytest
 from inline import inline_workers
-from laboratory import ADAQN, same_run, wait_until, without_time
+from laboratory import ADAQN, command, same_run, wait_until, without_time
 
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.training import parallel
@@ -34,26 +35,29 @@ def test_runs_side_by_side_are_the_runs_one_by_one_and_are_reused(tmp_path):
     assert [run.metrics for run in again] == [run.metrics for run in together]
 
 
-def test_an_interrupted_comparison_saves_every_run_and_goes_on(tmp_path):
+def test_an_interrupted_comparison_saves_every_run_and_goes_on(tmp_path, monkeypatch):
     flags = ["--steps", "3000", "--limit", "20000", "--layers", "1", "--hidden", "8", "--out", "compared", "--json"]
-    command = [*ADAQN, "compare", *flags, "--optimizers", "adam,adagrad"]
-    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    words = ["compare", *flags, "--optimizers", "adam,adagrad"]
+    first = subprocess.Popen(
+        [*ADAQN, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    )
     wait_until(lambda: len(list(tmp_path.glob("compared/runs/*/metrics.jsonl"))) == 2, first)
     first.send_signal(signal.SIGINT)
     _, errors = first.communicate(timeout=LIMIT)
     assert first.returncode == 130
     assert errors.strip().startswith("adaqn: interrupted")
     assert len(list(tmp_path.glob("compared/runs/*/checkpoint.pt"))) == 2
-    short = [word if word != "3000" else "40" for word in command]
-    done = subprocess.run(short, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    short = [word if word != "3000" else "40" for word in words]
+    done = command(*short)
+    assert done.exit_code == 0, done.output
 
 
 def test_a_killed_comparison_leaves_no_worker_behind(tmp_path):
     """Its workers would go on, and hold the claims on their folders: the same command could not go on."""
     flags = ["--steps", "100000", "--limit", "20000", "--layers", "1", "--hidden", "8", "--out", "compared"]
-    command = [*ADAQN, "compare", *flags, "--optimizers", "adam,adagrad", "--workers", "2"]
-    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=tmp_path)
+    words = ["compare", *flags, "--optimizers", "adam,adagrad", "--workers", "2"]
+    first = subprocess.Popen([*ADAQN, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=tmp_path)
     wait_until(lambda: len(list(tmp_path.glob("compared/runs/*/metrics.jsonl"))) == 2, first)
     family = psutil.Process(first.pid).children(recursive=True)
     assert len(family) >= 3  # a manager and two workers
@@ -150,11 +154,11 @@ def test_long_runs_of_a_group_advance_side_by_side(tmp_path, impatient):
 def test_a_worker_that_dies_takes_nothing_with_it(tmp_path, impatient):
     configs = [replace(SMALL, optimizer=name, steps=300, evaluations=20) for name in ("adam", "adagrad")]
     jobs, killed = jobs_of(tmp_path / "shared", configs), []
+    others = set(mp.active_children())
 
     def kill(job, progress):
         if progress.step > 5 and not killed:
-            family = psutil.Process().children()
-            killed.append(next(process for process in family if "spawn_main" in " ".join(process.cmdline())))
+            killed.append(next(iter(set(mp.active_children()) - others)))
             killed[0].kill()
 
     outcome = work_off(not_finished(jobs), 2, listener=kill)
