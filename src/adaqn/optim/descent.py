@@ -21,7 +21,7 @@ from adaqn.optim.state import State
 
 Group = dict[str, Any]
 _PER_GROUP = ("lr", "weight_decay", "momentum")
-_OF_ALL = {
+OF_ALL = {
     "cycle_length", "memory_size", "fisher_size", "monitor", "scaling", "maximize", "nesterov", "damping", "preset",
     "process_group", "pairs", "reject", "storage", *FLAT,
 }  # fmt: skip
@@ -33,7 +33,7 @@ def check_group(group: Group, defaults: Group) -> None:
         step_size(name, group[name])
     if "momentum" in defaults:
         check_momentum(group["momentum"])
-    unknown = (_OF_ALL | ({"momentum"} - set(defaults))) & set(group)
+    unknown = (OF_ALL | ({"momentum"} - set(defaults))) & set(group)
     if unknown:
         own = " and ".join(name for name in _PER_GROUP if name in defaults)
         raise ValueError(

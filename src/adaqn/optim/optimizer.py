@@ -35,8 +35,9 @@ from adaqn.optim.cycle_end import (
     return_to_anchor,
     store,
 )
-from adaqn.optim.descent import Group, StepSizes, any_momentum, check_group, check_scheduled, descend, measure
+from adaqn.optim.descent import OF_ALL, Group, StepSizes, any_momentum, check_group, check_scheduled, descend, measure
 from adaqn.optim.events import RECENT, UNSTORED_WARNING, Counters, CycleEvent, Notices, Stats, warn
+from adaqn.optim.group_keys import check_misspelt
 from adaqn.optim.judge import Losses
 from adaqn.optim.layout import size_of_state
 from adaqn.optim.making import flat_for, moved, new_state
@@ -484,6 +485,7 @@ class QuasiNewton(Optimizer):
             NOT_NEEDED if averages else OF_FAMILY,
         )
         check_group({**self.defaults, **param_group}, self.defaults)
+        check_misspelt(param_group, self.defaults, OF_ALL)
         super().add_param_group(param_group)
         everything = self._parameters()
         try:
