@@ -380,7 +380,9 @@ def test_the_charts_are_drawn(page, data):
     assert traces(page, "Test loss by epoch").count() == 5 + 2  # one group has two seeds, and so a band's edges
     assert traces(page, "Test loss by wall-clock time").count() == 5 + 2
     assert traces(page, "Step-size sensitivity").count() == 1
-    assert page.get_by_role("heading", name="L-BFGS memory").filter(visible=True).count() == 0  # the default has no pairs
+    assert (
+        page.get_by_role("heading", name="L-BFGS memory").filter(visible=True).count() == 0
+    )  # the default has no pairs
     assert traces(page, "Verdicts").count() == 2 * len(with_trouble(data))
     assert rows(page).count() == 5
     assert "killed" in page.locator("#others").inner_text()
