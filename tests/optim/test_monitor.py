@@ -1,6 +1,7 @@
 """The monitored loss: no side effects, any make of callable, one clear error."""
 
 import copy
+import itertools
 import math
 
 import pytest
@@ -126,7 +127,7 @@ def test_the_mean_of_per_example_losses_decides():
 def test_a_monitor_that_returns_something_else_is_one_error(value, error, message):
     problem = NoisyValley()
     model, plain = Vector(problem.w0), Vector(problem.w0)
-    answers = iter([1.0, value])  # to the try in the first step, and at the end of the cycle
+    answers = itertools.chain([1.0], itertools.repeat(value))  # to the try in the first step; at the end of the cycle
     opt = as_printed(model.parameters(), lr=0.05, monitor=lambda: next(answers), cycle_length=2)
     expected = run(quiet(plain.parameters(), lr=0.05, cycle_length=2), plain, problem, range(2))
     run(opt, model, problem, range(1))
