@@ -10,6 +10,7 @@ import inside
 from adaqn import Kronecker, Outcome, PairOptions, RejectOptions, StorageOptions
 from inside import kept, number
 from oracles import NoisyValley, Vector, as_printed, assert_same, dense_bfgs, quiet, run, with_history
+from scripted import Written
 
 
 def dense_h(opt):
@@ -62,21 +63,11 @@ def test_empty_memory_is_adagrad():
     assert opt.stats.stored == 0
 
 
-class Verdicts:
-    """A monitor whose answers are written down in advance: one per call, the last for ever; the try gets the first."""
-
-    def __init__(self, *values):
-        self.values = [values[0], *values]
-
-    def __call__(self):
-        return self.values.pop(0) if len(self.values) > 1 else self.values[0]
-
-
 def test_state_after_rejected():
     """Pairs and F̃ empty, the accumulator kept (D3), weights a copy of the anchor (D2), a fresh window."""
     problem = NoisyValley()
     model = Vector(problem.w0)
-    opt = as_printed(model.parameters(), lr=0.05, cycle_length=3, monitor=Verdicts(3.0, 2.0, 1.0, 9.0, 1.0))
+    opt = as_printed(model.parameters(), lr=0.05, cycle_length=3, monitor=Written(3.0, 2.0, 1.0, 9.0, 1.0))
     run(opt, model, problem, range(9))
     anchor, accumulated = kept(opt, "anchor"), kept(opt, "scaling_sum")
     assert opt.stats.pairs == 2
@@ -98,7 +89,7 @@ def test_rejection_may_reset_the_accumulator():
     problem = NoisyValley()
     model = Vector(problem.w0)
     opt = as_printed(
-        model.parameters(), lr=0.05, cycle_length=3, monitor=Verdicts(1.0, 9.0),
+        model.parameters(), lr=0.05, cycle_length=3, monitor=Written(1.0, 9.0),
         reject=RejectOptions(reset_scaling=True),
     )  # fmt: skip
     run(opt, model, problem, range(6))
@@ -139,7 +130,7 @@ def test_first_value_that_is_not_finite_returns_to_the_start(first_values):
     """D5: the anchor is w₀ until the first cycle ends."""
     problem = NoisyValley()
     model, events = Vector(problem.w0), []
-    opt = as_printed(model.parameters(), cycle_length=2, monitor=Verdicts(*first_values), on_cycle=events.append)
+    opt = as_printed(model.parameters(), cycle_length=2, monitor=Written(*first_values), on_cycle=events.append)
     run(opt, model, problem, range(2))
     assert [e.outcome for e in events] == [Outcome.REJECTED]
     assert torch.equal(model.vector(), problem.w0)
