@@ -18,8 +18,8 @@ IF_GOOD, IF_SHORT = 0.7, 0.92
 """The share of cycles in which the loss falls after that: at most, at a good step size; at a third of it. In
 ``experiments/LOG.md`` 0.5 to 0.7, and 0.9 and more."""
 ODDS = 50.0
-"""How much more likely the cycles must be with short steps than with good ones, as in Wald's sequential test. His bound
-on false alarms, one in fifty, does not hold as it stands: cycles are not independent, and only the last 40 are known."""
+"""How much more likely the cycles must be with short steps than with good ones, as in Wald's sequential test. His
+bound on false alarms, one in fifty, does not hold here: cycles are not independent, and only the last 40 are known."""
 
 
 def slow(record: Record) -> Finding | None:
