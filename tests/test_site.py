@@ -63,6 +63,26 @@ def test_no_page_scrolls_sideways_on_a_phone(browser, address, page):
     opened.close()
 
 
+@pytest.mark.parametrize("page", ["", "results/", "whole/", "methods/", "migrate/", "cli/"])
+def test_no_table_scrolls_sideways_on_a_phone(browser, address, page):
+    opened = browser.new_page(viewport=PHONE)
+    opened.goto(f"{address}/{page}")
+    tables = opened.locator(".md-typeset__scrollwrap")
+    assert not tables.evaluate_all("all => all.filter(e => e.scrollWidth > e.clientWidth).map(e => e.innerText)")
+    opened.close()
+
+
+@pytest.mark.parametrize("size, is_named", [(PHONE, True), (DESKTOP, False)])
+def test_rows_of_a_wide_table_are_cards_on_a_phone(browser, address, size, is_named):
+    opened = browser.new_page(viewport=size)
+    opened.goto(f"{address}/methods/")
+    table = opened.locator("[data-cards]").first
+    assert table.locator("thead").is_visible() is not is_named
+    named = table.locator("td[data-name]").first
+    assert named.evaluate("e => getComputedStyle(e, '::before').content") == ('"name"' if is_named else "none")
+    opened.close()
+
+
 @pytest.mark.parametrize("page, name", [("", "embedded-tanh"), ("algorithm/", "cycle"), ("methods/", "rosenbrock")])
 @pytest.mark.parametrize("size, end", [(PHONE, "-phone.svg"), (DESKTOP, ".svg")])
 def test_a_phone_gets_the_picture_that_was_drawn_for_it(browser, address, page, name, size, end):

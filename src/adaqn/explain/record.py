@@ -86,6 +86,8 @@ class Record:
     skips_in_row: int
     unstored_in_row: int
     cycles: tuple[CycleEvent, ...]
+    full: tuple[CycleEvent, ...] = ()
+    """The last cycles with steps of full size: not in a warm-up, nor after a schedule has shortened them."""
 
     @property
     def forgotten(self) -> bool:
@@ -119,13 +121,13 @@ class Record:
             read = mapped(values, from_text)
             settings = {name: _as_tuple(value) for name, value in read["settings"].items() if name not in _GONE}
             sizes = {name: Size(**settings[name]) for name in ("size", "size_in_bfloat16")}
-            cycles = ({**cycle, "outcome": Outcome(cycle["outcome"])} for cycle in read["cycles"])
             record = Record(
                 Settings(**{**settings, **sizes}),
                 Stats(**read["stats"]),
                 read["skips_in_row"],
                 read["unstored_in_row"],
-                tuple(CycleEvent(**cycle) for cycle in cycles),
+                _cycles(read["cycles"]),
+                _cycles(read.get("full", [])),
             )
             return checked(record)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -135,7 +137,10 @@ class Record:
 def record_of(optimizer: QuasiNewton) -> Record:
     """Everything at this moment."""
     c = optimizer._counters
-    return Record(settings_of(optimizer), optimizer.stats, c.skips_in_row, c.unstored_in_row, tuple(optimizer._recent))
+    recent = optimizer._recent
+    return Record(
+        settings_of(optimizer), optimizer.stats, c.skips_in_row, c.unstored_in_row, tuple(recent), recent.full
+    )  # fmt: skip
 
 
 def settings_of(optimizer: QuasiNewton) -> Settings:
@@ -192,6 +197,10 @@ def option_names(method: type) -> tuple[str, ...]:
     if "common" in found:
         found = (found - {"common"}) | set(Common.__annotations__)
     return tuple(sorted(found | {flat for flat, (place, _) in PLACES.items() if place in found}))
+
+
+def _cycles(values: list[dict[str, Any]]) -> tuple[CycleEvent, ...]:
+    return tuple(CycleEvent(**{**cycle, "outcome": Outcome(cycle["outcome"])}) for cycle in values)
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:

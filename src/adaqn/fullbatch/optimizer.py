@@ -27,6 +27,7 @@ from adaqn.fullbatch.line import Objective
 from adaqn.fullbatch.method import WholeMethod
 from adaqn.fullbatch.minimization import BEYOND, BUDGET, NOT_FINITE, Limits, Minimization
 from adaqn.optim.events import Notices, warn
+from adaqn.optim.group_keys import check_misspelt
 from adaqn.optim.torch_arguments import OF_WHOLE, advice, check_torchs_in_group, is_torchs
 from adaqn.parameters.flat import check_one_device, trained
 from adaqn.parameters.loading import Entry, entries_by_parameter, load_state
@@ -246,6 +247,7 @@ class WholeGradient(Optimizer):
             if name not in self.defaults or given[name] != self.defaults[name]:
                 raise ValueError(f"{name} in a param group: one search moves all parameters, so give it to the "
                                  "optimizer; groups may have their own lr")  # fmt: skip
+        check_misspelt(param_group, ("lr",), (*OF_ALL, *NOT_IN_GROUPS))
         super().add_param_group(param_group)
         try:
             check_one_device(self._parameters())

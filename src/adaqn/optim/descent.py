@@ -21,7 +21,7 @@ from adaqn.optim.state import State
 
 Group = dict[str, Any]
 _PER_GROUP = ("lr", "weight_decay", "momentum")
-_OF_ALL = {
+OF_ALL = {
     "cycle_length", "memory_size", "fisher_size", "monitor", "scaling", "maximize", "nesterov", "damping", "preset",
     "process_group", "pairs", "reject", "storage", *FLAT,
 }  # fmt: skip
@@ -33,7 +33,7 @@ def check_group(group: Group, defaults: Group) -> None:
         step_size(name, group[name])
     if "momentum" in defaults:
         check_momentum(group["momentum"])
-    unknown = (_OF_ALL | ({"momentum"} - set(defaults))) & set(group)
+    unknown = (OF_ALL | ({"momentum"} - set(defaults))) & set(group)
     if unknown:
         own = " and ".join(name for name in _PER_GROUP if name in defaults)
         raise ValueError(
@@ -95,6 +95,12 @@ class StepSizes:
 
 def any_momentum(groups: Iterable[Group]) -> bool:
     return any(group.get("momentum", 0.0) for group in groups)
+
+
+def largest_lr(groups: Iterable[Group], factor: float) -> float | None:
+    """Times a factor; ``None`` where one is a tensor, whose value would have to be read from the device."""
+    sizes = [group["lr"] for group in groups]
+    return None if any(isinstance(lr, Tensor) for lr in sizes) else float(max(sizes)) * factor
 
 
 def scalar(value: Any) -> Any:

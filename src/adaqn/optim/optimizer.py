@@ -6,7 +6,6 @@ Line numbers are those of the paper's Algorithm 1, D-numbers those of ``docs/dec
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, overload
@@ -35,8 +34,19 @@ from adaqn.optim.cycle_end import (
     return_to_anchor,
     store,
 )
-from adaqn.optim.descent import Group, StepSizes, any_momentum, check_group, check_scheduled, descend, measure
-from adaqn.optim.events import RECENT, UNSTORED_WARNING, Counters, CycleEvent, Notices, Stats, warn
+from adaqn.optim.descent import (
+    OF_ALL,
+    Group,
+    StepSizes,
+    any_momentum,
+    check_group,
+    check_scheduled,
+    descend,
+    largest_lr,
+    measure,
+)
+from adaqn.optim.events import UNSTORED_WARNING, Counters, CycleEvent, Notices, Recent, Stats, warn
+from adaqn.optim.group_keys import check_misspelt
 from adaqn.optim.judge import Losses
 from adaqn.optim.layout import size_of_state
 from adaqn.optim.making import flat_for, moved, new_state
@@ -87,7 +97,7 @@ class QuasiNewton(Optimizer):
         self._state: State | None = None
         self._notices = Notices()
         self._watch = Watch(monitor, method.judge, self._notices)
-        self._recent: deque[CycleEvent] = deque(maxlen=RECENT)
+        self._recent = Recent()
         self._averaging = False
         self._idle_steps = 0
         has_momentum = {} if momentum is None else {"momentum": momentum}
@@ -292,6 +302,7 @@ class QuasiNewton(Optimizer):
         event = CycleEvent(
             c.steps, c.cycles, outcome, f_new, f_old, *products[:3], len(state.pairs), c.step_multiplier, examples,
             state.cycle_length, c.stored, c.skipped, c.rejected, c.nonfinite, losses.by_first_look,
+            largest_lr(self.param_groups, state.warmth * state.decay),
         )  # fmt: skip
         self._recent.append(event)
         for callback in self._method.on_cycle:  # the user's code: the cycle is complete before it
@@ -484,6 +495,7 @@ class QuasiNewton(Optimizer):
             NOT_NEEDED if averages else OF_FAMILY,
         )
         check_group({**self.defaults, **param_group}, self.defaults)
+        check_misspelt(param_group, self.defaults, OF_ALL)
         super().add_param_group(param_group)
         everything = self._parameters()
         try:

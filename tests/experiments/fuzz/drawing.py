@@ -177,8 +177,19 @@ def several_words(rng, root):
         how = ["--scale", rng.choice(("quick", "paper", "x")), "--seeds", rng.choice(FEW)]
         how += rng.choice(([], ["--budget-hours", rng.choice(SHARES)], ["--redraw", "--results", folders(rng, root)]))
         return [kind, figure, *how, *out, *workers, "--tuning", folders(rng, root)]
-    what = rng.choice((["--plan"], ["--page", folders(rng, root)], ["--cell", "x"], ["--time", "--cell", "x"]))
-    return [kind, "--cells", folders(rng, root), "--results", folders(rng, root), *out, *workers, *what]
+    what = rng.choice(
+        (["--plan"], ["--page", folders(rng, root)], ["--task", "x"], ["--cell", "x"], ["--time", "--task", "x"])
+    )
+    return [
+        kind,
+        rng.choice(("--tasks", "--cells")),
+        folders(rng, root),
+        "--results",
+        folders(rng, root),
+        *out,
+        *workers,
+        *what,
+    ]
 
 
 def other_words(rng, root):

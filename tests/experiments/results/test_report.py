@@ -380,10 +380,23 @@ def test_the_charts_are_drawn(page, data):
     assert traces(page, "Test loss by epoch").count() == 5 + 2  # one group has two seeds, and so a band's edges
     assert traces(page, "Test loss by wall-clock time").count() == 5 + 2
     assert traces(page, "Step-size sensitivity").count() == 1
-    assert traces(page, "L-BFGS memory").count() == 2 + 2
+    assert (
+        page.get_by_role("heading", name="L-BFGS memory").filter(visible=True).count() == 0
+    )  # the default has no pairs
     assert traces(page, "Verdicts").count() == 2 * len(with_trouble(data))
     assert rows(page).count() == 5
     assert "killed" in page.locator("#others").inner_text()
+
+
+def test_pairs_are_drawn_for_the_methods_that_have_them(browser, tmp_path):
+    for optimizer in ("adaqn", "adaqn-paper", "adam"):
+        run_one(replace(SMALL, optimizer=optimizer), tmp_path / optimizer)
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(write_report(tmp_path).as_uri())
+    assert traces(page, "L-BFGS memory").count() == 1
+    page.get_by_role("checkbox", name="adaQN (paper)").uncheck()
+    assert page.get_by_role("heading", name="L-BFGS memory").filter(visible=True).count() == 0
+    page.close()
 
 
 def test_filters_hide_and_show_rows_and_traces(page):

@@ -159,11 +159,11 @@ def test_a_method_with_an_average_or_a_warm_up_of_its_own_uses_that(monkeypatch:
 def test_the_whole_of_a_study(small: Path, tmp_path: Path) -> None:
     results, out, page = tmp_path / "results", tmp_path / "out", tmp_path / "docs" / "results.md"
     page.parent.mkdir()
-    planned = adaqn("--cells", small, "--results", results, "--plan")
+    planned = adaqn("--tasks", small, "--results", results, "--plan")
     assert re.search(r"[0-9.]+ hours of one run at a time", planned)
     assert not results.exists(), "--plan runs nothing"
 
-    places = ("--cells", small, "--results", results, "--out", out, "--workers", "1")
+    places = ("--tasks", small, "--results", results, "--out", out, "--workers", "1")
     adaqn(*places)
     plan = whole_study(small)
     for panel in (*plan.panels, *plan.shorter):
@@ -184,9 +184,9 @@ def test_the_whole_of_a_study(small: Path, tmp_path: Path) -> None:
     assert "missing" not in adaqn(*places)
     assert {path: path.stat().st_mtime_ns for path in out.glob("runs/*/result.json")} == made, "nothing is run again"
 
-    adaqn("--cells", small, "--results", results, "--time")
+    adaqn("--tasks", small, "--results", results, "--time")
     page.write_text("# Results\n\nbefore\n\n<!-- tables: begin -->\nold\n<!-- tables: end -->\n\nafter\n")
-    adaqn("--cells", small, "--results", results, "--page", page)
+    adaqn("--tasks", small, "--results", results, "--page", page)
     text = page.read_text()
     assert "old" not in text
     order = ("before", "### All cells", "### How often", "### At any time", "### digits", "### sums", "after")
@@ -213,12 +213,12 @@ def test_the_whole_of_a_study(small: Path, tmp_path: Path) -> None:
 def test_a_row_goes_on_where_another_machine_stopped(small: Path, tmp_path: Path) -> None:
     """Only the small files travel: the runs they know are not made again."""
     results = tmp_path / "results"
-    cell = ("--cells", small, "--results", results, "--cell", "sum", "--method", "adamw")
-    adaqn(*cell, "--out", tmp_path / "one", "--workers", "1")
+    one = ("--tasks", small, "--results", results, "--task", "sum", "--method", "adamw")
+    adaqn(*one, "--out", tmp_path / "one", "--workers", "1")
     path = results / "sum" / "adamw.cosine.json"
     gone = json.loads(path.read_text())["runs"][-1]
     unsealed(path, lambda said: said["runs"].pop())
-    adaqn(*cell, "--out", tmp_path / "two", "--workers", "1")
+    adaqn(*one, "--out", tmp_path / "two", "--workers", "1")
     made = list((tmp_path / "two" / "runs").iterdir())
     assert len(made) == 1
     again = json.loads(path.read_text())["runs"]
@@ -240,12 +240,12 @@ def test_results_of_other_settings_are_named_and_left_alone(small: Path, tmp_pat
 
 
 def test_what_is_not_there_is_named(small: Path) -> None:
-    with pytest.raises(UserError, match=r"no cell called 'huge'.*tiny"):
+    with pytest.raises(UserError, match=r"there is no task 'huge'.*tiny"):
         chosen(whole_study(small), ["huge"], [])
     with pytest.raises(UserError, match="no optimizer called 'adma'"):
         chosen(whole_study(small), [], ["adma"])
     small.write_text("{}")
-    with pytest.raises(UserError, match="no file of cells"):
+    with pytest.raises(UserError, match="not a file of tasks"):
         whole_study(small)
 
 
@@ -262,16 +262,16 @@ def test_step_sizes_are_three_digits() -> None:
 def test_a_part_of_the_study_does_not_replace_the_page_or_the_times(small: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     for words in (
-        ("--page", page, "--cell", "tiny"),
+        ("--page", page, "--task", "tiny"),
         ("--page", page, "--method", "adamw"),
         ("--time", "--method", "adamw"),
     ):
         with pytest.raises(UserError, match="leave out"):
-            adaqn("--cells", small, "--results", tmp_path / "results", *words)
+            adaqn("--tasks", small, "--results", tmp_path / "results", *words)
     page.write_text("# Results\n\n<!-- tables: begin -->\nold\n")
     for path, said in ((page, "left in place"), (tmp_path, "a folder, where a file should be")):
         with pytest.raises(UserError, match=said):
-            adaqn("--cells", small, "--results", tmp_path / "results", "--page", path)
+            adaqn("--tasks", small, "--results", tmp_path / "results", "--page", path)
     assert page.read_text().endswith("old\n")
 
 
@@ -284,19 +284,26 @@ def test_a_part_of_the_study_does_not_replace_the_page_or_the_times(small: Path,
         ({"regimes": {"constant": {"warm_up": 2}}}, "constant.warm_up is 2, not from 0 to 1"),
         ({"regimes": {"constant": {"warm_up": 0, "schedule": "linear"}}}, "schedule of constant must be one of"),
         ({"regimes": {"constant": {"warm_up": 0, "averages": 8}}}, "averages"),
-        ({"chosen_on": ["huge"]}, "chosen_on names 'huge', which is no cell"),
+        ({"chosen_on": ["huge"]}, "chosen_on names 'huge', which is not a task"),
         ({"anytime": {"cells": ["huge"], "methods": [], "shares": []}}, "anytime names 'huge'"),
         ({"anytime": {"cells": ["sum"], "methods": ["adamw"], "shares": [2]}}, "between 0 and 1, got 2"),
     ],
 )
-def test_a_wrong_file_of_cells_is_told(small: Path, change: dict[str, Any], said: str) -> None:
+def test_a_wrong_file_of_tasks_is_told(small: Path, change: dict[str, Any], said: str) -> None:
     small.write_text(json.dumps({**SMALL, **change}))
     with pytest.raises(UserError, match=said):
         whole_study(small)
 
 
-def test_a_method_that_no_cell_has_needs_a_cell(small: Path) -> None:
-    with pytest.raises(UserError, match="--cell"):
+def test_the_options_go_by_their_old_names_too(small: Path, tmp_path: Path) -> None:
+    places = ("--results", tmp_path / "results", "--plan", "--method", "adamw")
+    new = adaqn("--tasks", small, "--task", "sum", *places)
+    assert adaqn("--cells", small, "--cell", "sum", *places).count("sum") == new.count("sum") > 0
+    assert "--cell" not in adaqn("--help")
+
+
+def test_a_method_that_no_task_has_needs_a_task(small: Path) -> None:
+    with pytest.raises(UserError, match="--task"):
         chosen(whole_study(small), [], ["kfac"])
     (panel,) = chosen(whole_study(small), ["sum"], ["kfac"]).panels
     assert [variant.name for variant in panel.variants] == ["kfac.constant", "kfac.cosine"]
@@ -354,7 +361,7 @@ def test_a_study_within_a_budget_says_what_is_missing_and_goes_on(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parallel, "started_workers", inline_workers)
-    places = ("--cells", small, "--results", tmp_path / "results", "--out", tmp_path / "out")
+    places = ("--tasks", small, "--results", tmp_path / "results", "--out", tmp_path / "out")
     nothing = adaqn(*places, "--budget-hours", "0")
     assert "missing: tiny, adamw.constant: 0 of 2 step sizes, 0 of 2 seeds" in nothing
     assert "the budget is spent" in nothing

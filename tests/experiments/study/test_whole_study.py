@@ -50,7 +50,7 @@ def test_the_plan_of_the_package_has_every_problem_and_known_methods():
 
 def test_the_whole_of_a_study(small, tmp_path):
     results, out, page = tmp_path / "results", tmp_path / "out", tmp_path / "docs" / "whole.md"
-    places = ("--cells", small, "--results", results)
+    places = ("--tasks", small, "--results", results)
     study(*places, "--plan")
     assert not results.exists(), "--plan runs nothing"
     study(*places, "--out", out, "--workers", 1)

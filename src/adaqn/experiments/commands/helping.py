@@ -30,7 +30,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "study": (
         "adaqn study --plan",
         "adaqn study --budget-hours 8",
-        "adaqn study --cell nietzsche-tanh --method adam",
+        "adaqn study --task nietzsche-tanh --method adam",
         "adaqn study --page docs",
     ),
     "explain": ("adaqn explain runs/dickens",),

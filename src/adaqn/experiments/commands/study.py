@@ -30,9 +30,7 @@ WIDTH = 132
 
 
 def study(
-    cell: Annotated[
-        list[str] | None, typer.Option(help="Only this experiment (cell) of the study; may be repeated.")
-    ] = None,
+    task: Annotated[list[str] | None, typer.Option(help="Only this task of the study; may be repeated.")] = None,
     method: Annotated[list[str] | None, typer.Option(help="Only this optimizer; may be repeated.")] = None,
     results: Annotated[
         Path | None,
@@ -40,10 +38,10 @@ def study(
             help="Where the small files with results are kept.", show_default="experiments/study, or experiments/whole"
         ),
     ] = None,
-    cells: Annotated[
+    tasks: Annotated[
         Path,
         typer.Option(
-            help="The file that lists the experiments; 'whole' is the one for full-batch training.",
+            help="The file that lists the tasks; 'whole' is the one for full-batch training.",
             show_default="adaqn's own",
         ),
     ] = FILE,
@@ -61,17 +59,20 @@ def study(
     ),
     data_dir: DataDir = None,
     as_json: AsJson = False,
+    cell: Annotated[list[str] | None, typer.Option(hidden=True, help="The old name of --task.")] = None,
+    cells: Annotated[Path | None, typer.Option(hidden=True, help="The old name of --tasks.")] = None,
 ) -> None:
     """Every optimizer on every task, without a schedule and with one: five step sizes each on seed 0, then three seeds.
 
     A method's row in the table is the better of the two by validation loss.
     """
     count = check_workers(cores() if workers is None else workers)
-    if page is not None and (cell or method):
-        raise UserError("a page shows the whole study: leave out --cell and --method")
+    named, tasks = [*(task or []), *(cell or [])], cells or tasks
+    if page is not None and (named or method):
+        raise UserError("a page shows the whole study: leave out --task and --method")
     if time and method:
         raise UserError("times compare only side by side: leave out --method, so that all methods take turns")
-    plan = chosen(whole_study(plan_file(cells)), cell or [], method or [])
+    plan = chosen(whole_study(plan_file(tasks)), named, method or [])
     results = results or Path("experiments") / (WHOLE if plan.is_whole else "study")
     console = Console(quiet=as_json, width=None if sys.stdout.isatty() else WIDTH)
     if time:
@@ -88,13 +89,13 @@ def study(
         work = StudyWork(plan.in_order(), results, out / "runs", data_dir)
         outcome = run_what_fits(work, count, data_dir, budget_hours, quiet=as_json)
         work.due()  # what was finished last goes into the files
-        tell(plan, results, None, cells, console, as_json)
+        tell(plan, results, None, tasks, console, as_json)
         tell_end(outcome, work, quiet=as_json)
         return
-    tell(plan, results, page, cells, console, as_json)
+    tell(plan, results, page, tasks, console, as_json)
 
 
-def tell(plan: Plan, results: Path, page: Path | None, cells: Path, console: Console, as_json: bool) -> None:
+def tell(plan: Plan, results: Path, page: Path | None, tasks: Path, console: Console, as_json: bool) -> None:
     """What is missing, and the rows that are complete, as a table and as a page."""
     for line in missing(plan, results):
         console.print(f"missing: {line}", highlight=False, markup=False)
@@ -104,7 +105,7 @@ def tell(plan: Plan, results: Path, page: Path | None, cells: Path, console: Con
     found = lines(plan, results)
     if page is not None:
         later = anytime_cells(plan, found, results)
-        written = write_page(found, later, plan, page, None if cells == FILE else cells)
+        written = write_page(found, later, plan, page, None if tasks == FILE else tasks)
         console.print("written: " + ", ".join(str(path) for path in written), highlight=False, soft_wrap=True)
     if as_json:
         print(json_text(as_json_rows(found), indent=2))
@@ -121,9 +122,9 @@ def tell_whole(plan: Plan, results: Path, page: Path | None, console: Console, a
     if as_json:
         print(json_text(as_whole_rows(found), indent=2))
         return
-    table = Table("cell", "method", "lr", "loss", "range", "error", "ms", "loss in torch's seconds", "error then")
-    for of_cell in found.values():
-        for line in of_cell:
+    table = Table("task", "method", "lr", "loss", "range", "error", "ms", "loss in torch's seconds", "error then")
+    for of_task in found.values():
+        for line in of_task:
             table.add_row(
                 line.panel.name, line.label, "–" if line.lr is None else f"{line.lr:g}", median_text(line.loss),
                 span_text(line.loss), median_text(line.error),
@@ -134,7 +135,7 @@ def tell_whole(plan: Plan, results: Path, page: Path | None, console: Console, a
 
 
 def print_lines(found: Found, console: Console) -> None:
-    table = Table("cell", "method", "regime", "lr", "test loss", "range", "untuned", "ms a step", "s to AdamW's end")
+    table = Table("task", "method", "regime", "lr", "test loss", "range", "untuned", "ms a step", "s to AdamW's end")
     for methods in found.values():
         for regimes in methods:
             for line in regimes:

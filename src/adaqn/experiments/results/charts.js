@@ -130,8 +130,8 @@ function map(panel, key) {  // time runs to the right
   return [[trace], layout(evolves ? "t" : "x", evolves ? "x" : "y", {margin: {l: 48, r: 50, t: 12, b: 42}})];
 }
 
-function memory(panel, groups) {
-  const traces = groups.filter(g => g.memory).flatMap(g => withBand(g, g.epoch.slice(1), g.memory));
+function memory(panel, groups) {  // a method that never had a pair has no line: it keeps none
+  const traces = groups.filter(g => g.memory && g.memory.high.some(pairs => pairs > 0)).flatMap(g => withBand(g, g.epoch.slice(1), g.memory));
   return traces.length && [traces, layout("epoch", "pairs", {xaxis: {rangemode: "tozero"}, yaxis: {rangemode: "tozero"}})];
 }
 
@@ -144,6 +144,7 @@ const STRIPS = 6;
 const sum = values => values.reduce((a, b) => a + (b || 0), 0);
 const VERDICTS = ["kept", "stored", "skipped", "rejected"];
 const cycles = g => VERDICTS.reduce((all, name) => all + sum(g.verdicts[name]), 0);
+const hasPairs = g => g.verdicts && sum(g.verdicts.stored) + sum(g.verdicts.skipped) > 0;
 const notStored = g => sum(g.verdicts.skipped) + sum(g.verdicts.rejected);
 
 function verdicts(panel, groups) {  // one strip for each group with cycles that were skipped or rejected, one bar for each interval
@@ -174,8 +175,8 @@ function totals(panel, groups) {  // the same in words: with nothing to draw, it
   const judged = groups.filter(g => g.verdicts), strips = judged.filter(notStored).length;
   const lines = judged.map(g => {
     const all = cycles(g), share = name => `${Number(sum(g.verdicts[name]).toPrecision(4))} ${name}`;
-    const pairs = sum(g.verdicts.stored) + sum(g.verdicts.skipped), names = pairs ? VERDICTS.slice(1) : ["kept", "rejected"];
-    const what = notStored(g) ? names.map(share).join(", ") : pairs ? "every one stored a pair" : "every one kept";
+    const names = hasPairs(g) ? VERDICTS.slice(1) : ["kept", "rejected"];
+    const what = notStored(g) ? names.map(share).join(", ") : hasPairs(g) ? "every one stored a pair" : "every one kept";
     return `${g.label}: ${several(Number(all.toPrecision(4)), "cycle")}, ${what}`;
   });
   if (strips > STRIPS) lines.push(`Drawn: the ${STRIPS} of them with the lowest test loss.`);

@@ -21,8 +21,9 @@ function makePanel(panel) {
     const plot = make("div", {className: "plot", role: "img", "aria-label": `${title}, ${name}`});
     const note = make("p", {className: "soft", textContent: about});
     if (figure === verdicts) {
-      note.append("Cycles that were rejected, or stored no pair, as a share of those between two evaluations: ");
-      for (const [verdict, colour] of Object.entries(NOT_STORED))
+      const paired = panel.groups.some(hasPairs), shown = Object.entries(NOT_STORED).slice(paired ? 0 : 1);
+      note.append(`Cycles that were rejected${paired ? ", or stored no pair" : ""}, as a share of those between two evaluations: `);
+      for (const [verdict, colour] of shown)
         note.append(make("span", {className: "together"}, [
           make("span", {className: "dot", style: `display: inline-block; background: ${colour}`}), ` ${verdict}`]), "  ");
     }

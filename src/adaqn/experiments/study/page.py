@@ -19,7 +19,7 @@ from adaqn.experiments.training.options import command
 from adaqn.experiments.training.storage import write_atomically
 
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
-NOTHING = "No cell is finished yet: `adaqn study --plan` says what is missing."
+NOTHING = "No task is finished yet: `adaqn study --plan` says what is missing."
 COSINE = " ~"
 """Behind the loss of a method whose better regime has a schedule."""
 

@@ -78,7 +78,7 @@ def whole_study(path: Path = FILE) -> Plan:
     try:
         plan = _plan(said, path)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{path} is no file of cells ({type(error).__name__}: {error})") from error
+        raise UserError(f"{path} is not a file of tasks ({type(error).__name__}: {error})") from error
     return plan
 
 
@@ -95,7 +95,7 @@ def _plan(said: dict[str, Any], path: Path) -> Plan:
         for name, values in said[kind].items()
     ]
     if not panels:
-        raise ValueError(f"there is no set of cells in it, with a list of methods called ...{METHODS}")
+        raise ValueError(f"it has no set of tasks with a list of methods called ...{METHODS}")
     chosen_on, first, as_it_comes = (_names(said, name, ()) for name in ("chosen_on", "first", "as_it_comes"))
     plan = Plan(tuple(panels), seeds, regimes, chosen_on, first, as_it_comes)
     _known(plan.chosen_on, plan.panels, "chosen_on")
@@ -146,7 +146,7 @@ def _known(cells: Sequence[str], panels: Sequence[Panel], where: str) -> None:
     names = [panel.name for panel in panels]
     for name in cells:
         if name not in names:
-            raise ValueError(f"{where} names {name!r}, which is no cell: there are {', '.join(names)}")
+            raise ValueError(f"{where} names {name!r}, which is not a task: the tasks are {', '.join(names)}")
 
 
 def chosen(plan: Plan, cells: Sequence[str], methods: Sequence[str]) -> Plan:
@@ -154,7 +154,7 @@ def chosen(plan: Plan, cells: Sequence[str], methods: Sequence[str]) -> Plan:
     names = [panel.name for panel in (*plan.panels, *plan.shorter)]
     for name in cells:
         if name not in names:
-            raise UserError(f"no cell called {name!r}: give one of {', '.join(names)}")
+            raise UserError(f"there is no task {name!r}: give one of {', '.join(names)}")
     kept = [panel for panel in plan.panels if not cells or panel.name in cells]
     shorter = [panel for panel in plan.shorter if not cells or panel.name in cells]
     asked = tuple(dict.fromkeys(methods))
@@ -165,7 +165,7 @@ def chosen(plan: Plan, cells: Sequence[str], methods: Sequence[str]) -> Plan:
         for method in asked:
             as_it_comes(method)  # says if there is none of that name
             if method not in here:
-                raise UserError(f"no cell has {method} among its methods: say with --cell where it should run")
+                raise UserError(f"no task has {method} among its methods: use --task to say where it should run")
     return replace(plan, panels=tuple(kept), shorter=tuple(shorter))
 
 

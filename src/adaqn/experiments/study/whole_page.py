@@ -47,7 +47,7 @@ def overviews(found: dict[str, list[WholeLine]], seeds: int) -> list[str]:
 def _overview(methods: tuple[str, ...], cells: list[list[WholeLine]], values: str) -> str:
     labels = {line.method: line.label for of_cell in cells for line in of_cell}
     shown = [method for method in methods if method in labels]
-    head = ["cell", *(labels[method] for method in shown)]
+    head = ["task", *(labels[method] for method in shown)]
     table = [head, ["---"] * len(head)]
     for of_cell in cells:
         texts = {line.method: median_text(getattr(line, values)) for line in of_cell}

@@ -32,7 +32,7 @@ def end_with_parent() -> None:
     """End this process as soon as the one that started it is gone, however that went.
 
     A killed parent tells its workers nothing: they would go on, hold the claims on their folders, and wait for ever.
-    A run may be killed at any moment and goes on with the same bits.
+    A run may be killed at any moment and resumes bit-for-bit.
     """
     parent = mp.parent_process()
     if parent is not None:
