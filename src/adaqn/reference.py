@@ -203,7 +203,7 @@ def adaqn(
             yield Iterate(w.clone(), outcome, 0, step_multiplier, x.clone())
             continue  # l. 15
 
-        few = first_look if 0 < 2 * first_look <= f_new.numel() else f_new.numel()
+        few = first_look or None
         fell = bool(f_new.reshape(-1)[:few].mean() < f_old.reshape(-1)[:few].mean()) if started else None
         rejections, step_multiplier = 0, after_accepted(step_multiplier, fell, growth)  # D11, D37
         averaged += own

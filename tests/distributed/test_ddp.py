@@ -86,59 +86,6 @@ def test_a_monitor_that_raises_in_one_process_ends_all_of_them():
     assert "the monitor raised an error in process 1" in waiting
 
 
-def own_monitor(kind, which):
-    """A function of its own, which the processes meet for in the first step; what it is like in process 1."""
-    net = problem.wrapped(problem.model(), kind)
-    x, target = problem.share(problem.data(-1, 32))
-
-    def losses():
-        if dist.get_rank() == 1 and which == "raises":
-            raise ZeroDivisionError("of no use")
-        return problem.per_example(net(x), target)
-
-    if not (dist.get_rank() == 1 and which == "without model"):
-        losses.model = net
-    if dist.get_rank() == 1 and which == "turns":
-        losses.advance = lambda: None
-        losses.model, tried = net, losses
-
-        def waiting():
-            if not opt.stats.steps:
-                raise AttributeError("no batch yet")
-            return tried()
-
-        waiting.model, waiting.advance = net, lambda: None
-        losses = waiting
-    opt = AdaQN(net.parameters(), monitor=None if dist.get_rank() == 1 and which == "none" else losses)
-    try:
-        problem.train(net, opt, 6)
-    except (RuntimeError, ZeroDivisionError) as error:
-        return str(error), opt.stats.steps
-    return None, opt.stats.steps
-
-
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_a_function_that_raises_in_one_process_ends_all_in_the_first_step(kind):
-    waiting, raising = run_processes(2, own_monitor, kind, "raises")
-    assert waiting == ("the monitor raised an error in process 1: the message there says which", 0)
-    assert raising == ("of no use", 0)
-
-
-def test_sharded_weights_need_a_function_with_its_model_in_every_process():
-    waiting, raising = run_processes(2, own_monitor, "fsdp", "without model")
-    assert waiting == ("the monitor raised an error in process 1: the message there says which", 0)
-    assert "give your monitor an attribute `model`" in raising[0]
-    assert raising[1] == 0
-    for message, steps in run_processes(2, own_monitor, "fsdp", "none"):
-        assert "process 1 has no monitor" in message
-        assert steps == 0
-
-
-@pytest.mark.parametrize("which", ["fits", "none", "turns"])
-def test_processes_go_on_together_after_the_try(which):
-    assert run_processes(2, own_monitor, "ddp", which) == [(None, 6), (None, 6)]
-
-
 def gradients_not_averaged(**options):
     w = nn.Parameter(torch.ones(3))
     opt = AdaQN([w], 0.1, reject="none", cycle_length=2, **options)

@@ -61,7 +61,7 @@ def cycles_with_and_without_a_monitor():
     found = []
     for is_monitored in (True, False):
         net = problem.wrapped(problem.model(), "fsdp")
-        reject = (lambda new, old: False) if is_monitored else "none"
+        reject = RejectOptions(lambda new, old: False, growth=1.0) if is_monitored else "none"
         opt = problem.monitored(net, net.parameters(), "modern", lr=0.01, cycle_length=2, reject=reject)
         if not is_monitored:
             opt.monitor = None

@@ -66,8 +66,14 @@ def valley(make, steps=200, *, monitor=None, problem=None, dtype=torch.float64, 
     return opt
 
 
+GROWING = RejectOptions(growth=8.0)
+
+
 def healthy(steps=200, **options):
-    usual = {"preset": "modern", "lr": 0.05, "monitor": Examples, "pairs": PairOptions(memory_size=3), "warm_up": 0}
+    usual = {
+        "preset": "modern", "lr": 0.05, "monitor": Examples, "pairs": PairOptions(memory_size=3), "warm_up": 0,
+        "reject": RejectOptions(growth=1.0),
+    }  # fmt: skip
     return valley(AdaQN, steps, **{**usual, **options})
 
 
@@ -320,16 +326,22 @@ CASES = {
     ],
     "slow": [
         (
-            lambda: healthy(100, lr=1e-4),
-            r"none of 20 cycles rejected, .* fell in (19|20) of 20 of them, by [\d.]+ % in all",
+            lambda: healthy(lr=1e-4),
+            r"none of 40 cycles rejected, .* fell in (39|40) of 40 of them, by [\d.]+ % in all",
             r"try lr=0\.0003, three times as much",
-            lambda: healthy(100),
+            well,
         ),
         (
             lambda: healthy(500, lr=5e-3, pairs=None),
             r"none of the last 40 cycles rejected, .* fell in (3[6-9]|40) of 40 of them, by \d\d(\.\d)? % in all",
             r"try lr=0\.015, three times as much",
             lambda: after_a_schedule(500, lr=5e-3, pairs=None),
+        ),
+        (
+            lambda: healthy(400, lr=1e-5, reject=GROWING),
+            r"steps have grown to 8 times lr, as far as they may, none of the last 40 .* fell in (39|40) of 40 of them",
+            r"try lr=3e-05, three times as much",
+            lambda: healthy(150, lr=5e-3, reject=GROWING),  # these still grow by themselves
         ),
     ],
     "skipped-small": [
@@ -547,11 +559,11 @@ def test_there_is_a_case_for_every_message():
 
 @pytest.mark.parametrize("preset", ["paper", "modern", "kronecker"])
 def test_a_healthy_run_has_nothing_to_change(preset):
-    found = healthy(150, preset=preset, lr=0.03).explain()
+    found = healthy(preset=preset, lr=0.03).explain()
     assert found.is_well
     assert found.findings == ()
     assert str(found).endswith("\nnothing to change")
-    assert "150 steps, 30 cycles with 29 stored, 0 skipped and 0 rejected" in found.summary[0]
+    assert "200 steps, 40 cycles with 39 stored, 0 skipped and 0 rejected" in found.summary[0]
 
 
 @pytest.mark.parametrize("preset", ["modern", "kronecker"])
@@ -565,7 +577,7 @@ def test_nobody_misses_pairs_that_were_not_asked_for(preset):
 
 
 def test_what_is_to_be_large_may_grow():
-    found = healthy(150, problem=Ascent(), monitor=upside_down, maximize=True).explain()
+    found = healthy(problem=Ascent(), monitor=upside_down, maximize=True).explain()
     assert found.findings == ()
     assert re.search("from -.* to -1", found.summary[-1])
     falling = healthy(monitor=upside_down, maximize=True, reject=lambda new, old: False)
@@ -679,7 +691,7 @@ def test_groups_of_several_step_sizes_are_told_as_a_range():
 
 
 def test_the_end_of_a_schedule_is_no_alarm():
-    opt = healthy(150)
+    opt = healthy()
     for group in opt.param_groups:
         group["lr"] = 0.0
     explanation = opt.explain()

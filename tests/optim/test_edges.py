@@ -12,7 +12,6 @@ import inside
 from adaqn import AccumulatedFisher, Adagrad, Adam, AdaQN, EmpiricalFisher, Monitor, PairOptions, StorageOptions
 from inside import kept
 from oracles import NO_PAIRS, SMALL, NoisyValley, Vector, as_printed, quiet, run, with_history
-from scripted import answering
 
 
 def test_evaluation_in_inference_mode_does_no_harm_to_later_steps():
@@ -183,8 +182,8 @@ def test_weights_loaded_after_a_warm_start_are_where_a_rejection_returns_to():
     model.set_gradient(torch.ones(12))
     source = torch.optim.Adagrad(model.parameters(), lr=0.0)
     source.step()
-    values = answering([math.nan, 1.0])
-    opt = as_printed(model.parameters(), cycle_length=2, monitor=values)
+    values = iter([math.nan, 1.0])
+    opt = as_printed(model.parameters(), cycle_length=2, monitor=lambda: next(values))
     opt.warm_start(source)
     model.load_state_dict(Vector(problem.w0).state_dict())
     run(opt, model, problem, range(2))

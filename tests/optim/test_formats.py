@@ -6,12 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from adaqn import OLBFGS, SQN, AdaQN, HessianProduct, Monitor, PairOptions, RotatingMonitor
+from adaqn import OLBFGS, SQN, AdaQN, HessianProduct, Monitor, PairOptions, RejectOptions, RotatingMonitor
 from adaqn.core import schedule
 
 FORMATS = Path(__file__).parent / "formats"
 """Written by the code of their time: 20 steps, the state, and the weights 15 steps later."""
 PAIRS = PairOptions(memory_size=2, fisher_size=3)
+STEADY = RejectOptions(growth=1.0)
+"""Steps did not grow then (D37)."""
 RUNS = [
     (1, "paper"), (1, "olbfgs"), (1, "sqn"), (2, "paper"), (2, "modern"), (2, "default"), (3, "paper"), (3, "modern"),
     (3, "default"), (4, "paper"), (4, "modern"), (4, "default"), (4, "rotating"),
@@ -33,13 +35,20 @@ def optimizer(name, model, saved):
         return AdaQN(model.parameters(), 0.2, monitor=monitor, preset="paper", cycle_length=3, pairs=PAIRS)
     if name == "modern":
         return AdaQN(
-            model.parameters(), 0.05, monitor=monitor, preset="modern", cycle_length="auto", pairs=PAIRS, warm_up=0
+            model.parameters(),
+            0.05,
+            monitor=monitor,
+            preset="modern",
+            cycle_length="auto",
+            pairs=PAIRS,
+            warm_up=0,
+            reject=STEADY,
         )
     if name == "default":
-        return AdaQN(model.parameters(), 0.05, monitor=monitor, cycle_length=3, pairs=PAIRS, warm_up=0)
+        return AdaQN(model.parameters(), 0.05, monitor=monitor, cycle_length=3, pairs=PAIRS, warm_up=0, reject=STEADY)
     if name == "rotating":
         rotating = RotatingMonitor(model, per_example, [saved["monitored"], batches[0]])
-        return AdaQN(model.parameters(), 0.2, monitor=rotating, cycle_length=3, pairs=PAIRS, warm_up=0)
+        return AdaQN(model.parameters(), 0.2, monitor=rotating, cycle_length=3, pairs=PAIRS, warm_up=0, reject=STEADY)
     if name == "sqn":
         curvature = HessianProduct(model, mean, batches[:2])
         return SQN(model.parameters(), 0.1, memory_size=2, cycle_length=3, curvature=curvature)

@@ -24,7 +24,6 @@ from oracles import (
     run,
     with_history,
 )
-from scripted import answering
 
 OLD_STATE = Path(__file__).parents[1] / "data" / "state_format_1.pt"
 
@@ -188,9 +187,9 @@ def test_a_nonfinite_gradient_touches_nothing():
 def test_a_rejection_may_reset_h0():
     problem = NoisyValley()
     model = Vector(problem.w0)
-    losses = answering([1.0] * 3 + [9.0] * 9)
+    losses = iter([1.0] * 3 + [9.0] * 9)
     opt = quiet(
-        model.parameters(), lr=0.01, cycle_length=3, monitor=losses, scaling=Kronecker(refresh=2),
+        model.parameters(), lr=0.01, cycle_length=3, monitor=lambda: next(losses), scaling=Kronecker(refresh=2),
         reject=RejectOptions(test="factor", reset_scaling=True),
     )  # fmt: skip
     while not opt.stats.rejected:

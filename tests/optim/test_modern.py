@@ -13,7 +13,6 @@ import inside
 from adaqn import PRESETS, AdaQN, Monitor, Outcome, RejectOptions, RotatingMonitor
 from inside import kept, number
 from oracles import NO_PAIRS, SMALL, NoisyValley, Vector, as_printed, dense_bfgs, quiet, run, with_history
-from scripted import answering
 
 
 class PerExample:
@@ -149,9 +148,9 @@ def test_the_length_is_saved_and_kept_within_the_bounds_of_whoever_loads_it():
 def test_a_scalar_monitor_falls_back_to_the_factor_test_without_a_warning():
     problem = NoisyValley()
     model = Vector(problem.w0)
-    answers = answering([1.0, 1.3, 1.9, 1.3, 1.3])
+    answers = iter([1.0, 1.3, 1.9, 1.3, 1.3])
     opt = as_printed(
-        model.parameters(), monitor=answers, cycle_length=1,
+        model.parameters(), monitor=lambda: next(answers), cycle_length=1,
         reject=RejectOptions(test="paired", factor=1.4),
     )  # fmt: skip
     run(opt, model, problem, range(5))
@@ -163,8 +162,10 @@ def test_differences_decide_and_not_the_spread_of_the_losses():
     model, events = Vector(problem.w0), []
     spread = torch.tensor([1.0, 100.0, 3.0, 50.0], dtype=torch.float64)
     wobble = torch.tensor([5.0, -4.0, 3.0, -2.0], dtype=torch.float64)
-    answers = answering([spread, spread + wobble, spread + 0.1])
-    opt = as_printed(model.parameters(), monitor=answers, cycle_length=1, reject="paired", on_cycle=events.append)
+    answers = iter([spread, spread + wobble, spread + 0.1])
+    opt = as_printed(
+        model.parameters(), monitor=lambda: next(answers), cycle_length=1, reject="paired", on_cycle=events.append
+    )
     run(opt, model, problem, range(2))  # the mean rose by 0.5, which four such differences cannot tell from nothing
     inside.set_anchor_losses(opt, spread)
     run(opt, model, problem, range(2, 3))

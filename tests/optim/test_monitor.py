@@ -1,7 +1,6 @@
 """The monitored loss: no side effects, any make of callable, one clear error."""
 
 import copy
-import itertools
 import math
 
 import pytest
@@ -10,7 +9,6 @@ from torch import nn
 
 from adaqn import AdaQN, Monitor, PairOptions, RejectOptions, RotatingMonitor
 from oracles import NoisyValley, Vector, as_printed, quiet, run
-from scripted import answering
 
 
 class Awkward(nn.Module):
@@ -107,8 +105,10 @@ def test_any_callable_with_a_scalar_or_per_example_losses_will_do(value):
 def test_the_mean_of_per_example_losses_decides():
     problem = NoisyValley()
     model = Vector(problem.w0)
-    answers = answering([torch.tensor([1.0, 3.0]), torch.tensor([0.0, 3.9]), torch.tensor([0.0, 4.1])])
-    opt = as_printed(model.parameters(), monitor=answers, cycle_length=1, reject=RejectOptions(factor=1.0))
+    answers = iter([torch.tensor([1.0, 3.0]), torch.tensor([0.0, 3.9]), torch.tensor([0.0, 4.1])])
+    opt = as_printed(
+        model.parameters(), monitor=lambda: next(answers), cycle_length=1, reject=RejectOptions(factor=1.0)
+    )
     run(opt, model, problem, range(3))
     assert (opt.stats.stored, opt.stats.rejected) == (1, 1)
 
@@ -127,8 +127,7 @@ def test_the_mean_of_per_example_losses_decides():
 def test_a_monitor_that_returns_something_else_is_one_error(value, error, message):
     problem = NoisyValley()
     model, plain = Vector(problem.w0), Vector(problem.w0)
-    answers = itertools.chain([1.0], itertools.repeat(value))  # to the try in the first step; at the end of the cycle
-    opt = as_printed(model.parameters(), lr=0.05, monitor=lambda: next(answers), cycle_length=2)
+    opt = as_printed(model.parameters(), lr=0.05, monitor=lambda: value, cycle_length=2)
     expected = run(quiet(plain.parameters(), lr=0.05, cycle_length=2), plain, problem, range(2))
     run(opt, model, problem, range(1))
     with pytest.raises(error, match=message):
@@ -159,8 +158,8 @@ def test_fifty_cycles_without_a_pair_are_said_once():
 def test_maximize_judges_by_the_other_sign():
     problem = NoisyValley()
     model = Vector(problem.w0)
-    answers = answering([1.0, 2.0, 1.0])
-    opt = as_printed(model.parameters(), monitor=answers, cycle_length=1, maximize=True)
+    answers = iter([1.0, 2.0, 1.0])
+    opt = as_printed(model.parameters(), monitor=lambda: next(answers), cycle_length=1, maximize=True)
     run(opt, model, problem, range(3))
     assert (opt.stats.stored, opt.stats.rejected) == (1, 1)
 
@@ -168,8 +167,8 @@ def test_maximize_judges_by_the_other_sign():
 def test_events_tell_each_cycle():
     problem = NoisyValley()
     model, events = Vector(problem.w0), []
-    answers = answering([3.0, 2.0, 9.0])
-    opt = as_printed(model.parameters(), monitor=answers, cycle_length=2, on_cycle=events.append)
+    answers = iter([3.0, 2.0, 9.0])
+    opt = as_printed(model.parameters(), monitor=lambda: next(answers), cycle_length=2, on_cycle=events.append)
     run(opt, model, problem, range(6))
     assert [(e.step, e.cycle, e.outcome.name, e.candidate_loss, e.anchor_loss) for e in events] == [
         (2, 1, "STARTED", 3.0, None),

@@ -218,6 +218,14 @@ def test_a_ready_one_is_evaluated_once_and_not_again_in_the_first_step():
     assert not monitor.is_tried
 
 
+def test_functions_of_the_users_own_are_not_called_for_a_check():
+    model, calls = nn.Linear(3, 1), []
+    opt = AdaQN(model.parameters(), monitor=lambda: calls.append(1) or 1.0)
+    model(torch.randn(4, 3)).sum().backward()
+    opt.step()
+    assert not calls
+
+
 # ---------------------------------------------------------------------- what is lost with one number
 
 

@@ -13,7 +13,6 @@ from adaqn import PairOptions
 from adaqn.core.pairs import absolute
 from inside import number
 from oracles import NoisyValley, Vector, as_printed, quiet, run
-from scripted import answering
 
 
 @pytest.mark.parametrize("fisher_size", [10, 60])
@@ -40,8 +39,8 @@ def test_rejection_clears_the_fisher_container():
     """minSQN keeps the gradients that led to the rejected step."""
     problem = NoisyValley()
     model = Vector(problem.w0)
-    values = answering([1.0, 5.0])
-    opt = as_printed(model.parameters(), cycle_length=4, monitor=values)
+    values = iter([1.0, 5.0])
+    opt = as_printed(model.parameters(), cycle_length=4, monitor=lambda: next(values))
     run(opt, model, problem, range(8))
     assert opt.stats.rejected == 1
     assert number(opt, "curvature_size") == 0
@@ -51,8 +50,8 @@ def test_rejection_does_not_livelock():
     """minSQN does not advance its counter after a rejection and repeats the same cycle for ever."""
     problem = NoisyValley()
     model = Vector(problem.w0)
-    values = answering([1.0, 5.0, 0.9, 0.8])
-    opt = as_printed(model.parameters(), cycle_length=2, monitor=values)
+    values = iter([1.0, 5.0, 0.9, 0.8])
+    opt = as_printed(model.parameters(), cycle_length=2, monitor=lambda: next(values))
     run(opt, model, problem, range(8))
     stats = opt.stats
     assert (stats.steps, stats.cycles, stats.rejected, stats.stored) == (8, 4, 1, 2)

@@ -57,32 +57,24 @@ def random_state_kept(devices: Iterable[torch.device] = ()) -> Iterator[None]:
 
 
 @contextmanager
-def kept_everywhere(devices: Iterable[torch.device] = ()) -> Iterator[None]:
-    """The same for Python's generator and, where it is in use, numpy's."""
-    numpy: Any = sys.modules.get("numpy")
-    python_state, numpy_state = random.getstate(), numpy.random.get_state() if numpy else None
-    with random_state_kept(devices):
-        try:
-            yield
-        finally:
-            random.setstate(python_state)
-            if numpy:
-                numpy.random.set_state(numpy_state)
-
-
-@contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """torch's, Python's and, where it is in use, numpy's generators begin at a seed, and come back as they were.
 
     Those of accelerators are left alone: what needs this happens on the CPU.
     """
     numpy: Any = sys.modules.get("numpy")
-    with kept_everywhere():
+    python_state, numpy_state = random.getstate(), numpy.random.get_state() if numpy else None
+    with random_state_kept():
         torch.default_generator.manual_seed(seed)
         random.seed(seed)
         if numpy:
             numpy.random.seed(seed)
-        yield
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            if numpy:
+                numpy.random.set_state(numpy_state)
 
 
 def _module(device: torch.device) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -17,8 +17,14 @@ def undisturbed(model: nn.Module, *, backward: bool = False) -> Iterator[None]:
 
     With ``backward`` recurrent modules stay in training mode, without dropout: cuDNN has no backward pass in eval mode.
     """
-    devices = {tensor.device for tensors in (model.buffers(), model.parameters()) for tensor in tensors}
-    with random_state_kept(devices), modes_and_buffers_kept(model):
+    modes = [(module, module.training) for module in model.modules()]
+    buffers = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
+    devices = {buffer.device for _, _, buffer, _ in buffers} | {p.device for p in model.parameters()}
+    with random_state_kept(devices):
         model.eval()
         recurrent = [(m, m.dropout) for m in model.modules() if backward and isinstance(m, nn.RNNBase)]
         for rnn, _ in recurrent:
@@ -28,38 +34,11 @@ def undisturbed(model: nn.Module, *, backward: bool = False) -> Iterator[None]:
         finally:
             for rnn, dropout in recurrent:
                 rnn.dropout = dropout
-
-
-@contextmanager
-def modes_and_buffers_kept(model: nn.Module) -> Iterator[None]:
-    """Whatever the block does to them, each module's mode and buffers are as before after it."""
-    modes = [(module, module.training) for module in model.modules()]
-    buffers = [
-        (module, name, buffer, buffer.clone())
-        for module in model.modules()
-        for name, buffer in module.named_buffers(recurse=False)
-    ]
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-        with torch.no_grad():
-            for module, name, buffer, value in buffers:
-                module._buffers[name] = buffer.copy_(value)
-
-
-@contextmanager
-def gradients_put_aside(params: Sequence[Tensor]) -> Iterator[None]:
-    """No parameter has a ``.grad`` at first within the block; after it each has the one from before, uncopied."""
-    gradients = [p.grad for p in params]
-    for p in params:
-        p.grad = None
-    try:
-        yield
-    finally:
-        for p, gradient in zip(params, gradients, strict=True):
-            p.grad = gradient
+            for module, training in modes:
+                module.training = training
+            with torch.no_grad():
+                for module, name, buffer, value in buffers:
+                    module._buffers[name] = buffer.copy_(value)
 
 
 def without_ddp(model: nn.Module) -> nn.Module:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from adaqn.core.outcome import Outcome
-from adaqn.explain import basics, monitor, pairs, short_steps, verdicts
+from adaqn.explain import basics, monitor, pairs, verdicts
 from adaqn.explain.finding import NOTE, Check, Finding, number, span, step_size, times
 from adaqn.explain.record import Record
 
@@ -30,7 +30,7 @@ CHECKS: tuple[Check, ...] = (
     monitor.unused_monitor,
     monitor.scalar_monitor,
     monitor.few_examples,
-    short_steps.slow,
+    verdicts.slow,
     pairs.cycle_at_bound,
     basics.large_history,
 )

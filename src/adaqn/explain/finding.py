@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from adaqn.explain.record import Record
-from adaqn.optim.events import CycleEvent
 
 WARNING, HINT, NOTE = "warning", "hint", "note"
 """Something works against the method; something may be better; something to know."""
@@ -93,11 +91,6 @@ def times(count: int, thing: str) -> str:
     return f"{count:,} {thing}" + ("" if count == 1 else "es" if thing.endswith("ch") else "s")
 
 
-def is_judged(cycle: CycleEvent) -> bool:
-    """Are the losses at both of its points known?"""
-    return all(loss is not None and math.isfinite(loss) for loss in (cycle.candidate_loss, cycle.anchor_loss))
-
-
 def middle(values: Sequence[float | None]) -> float | None:
     """The median of those that are there."""
     known = [value for value in values if value is not None]
@@ -105,15 +98,9 @@ def middle(values: Sequence[float | None]) -> float | None:
 
 
 def step_size(record: Record, factor: float = 1.0) -> str:
-    """Lr of the groups, times a factor."""
-    return one_or_range(lr * factor for lr in record.settings.lr)
+    """Lr of the groups, times a factor.
 
-
-def one_or_range(values: Iterable[float]) -> str:
-    """A single number where all are the same.
-
-    >>> one_or_range([0.1, 0.1]), one_or_range([0.3, 0.1])
-    ('0.1', '0.1 to 0.3')
+    A single number where all groups have the same.
     """
-    sizes = sorted(set(values))
+    sizes = sorted({lr * factor for lr in record.settings.lr})
     return number(sizes[0]) if len(sizes) == 1 else f"{number(sizes[0])} to {number(sizes[-1])}"

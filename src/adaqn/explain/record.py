@@ -68,6 +68,8 @@ class Settings:
     size_in_bfloat16: Size
     row: int
     """Bytes of one gradient that is kept."""
+    growth: float = 1.0
+    """How many times their usual length steps may have (D37)."""
     full_lr: tuple[float, ...] = ()
     """Of each param group before a schedule changed it; empty where that is not known."""
 
@@ -86,8 +88,6 @@ class Record:
     skips_in_row: int
     unstored_in_row: int
     cycles: tuple[CycleEvent, ...]
-    full: tuple[CycleEvent, ...] = ()
-    """The last cycles with steps of full size: not in a warm-up, nor after a schedule has shortened them."""
 
     @property
     def forgotten(self) -> bool:
@@ -121,13 +121,13 @@ class Record:
             read = mapped(values, from_text)
             settings = {name: _as_tuple(value) for name, value in read["settings"].items() if name not in _GONE}
             sizes = {name: Size(**settings[name]) for name in ("size", "size_in_bfloat16")}
+            cycles = ({**cycle, "outcome": Outcome(cycle["outcome"])} for cycle in read["cycles"])
             record = Record(
                 Settings(**{**settings, **sizes}),
                 Stats(**read["stats"]),
                 read["skips_in_row"],
                 read["unstored_in_row"],
-                _cycles(read["cycles"]),
-                _cycles(read.get("full", [])),
+                tuple(CycleEvent(**cycle) for cycle in cycles),
             )
             return checked(record)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -137,10 +137,7 @@ class Record:
 def record_of(optimizer: QuasiNewton) -> Record:
     """Everything at this moment."""
     c = optimizer._counters
-    recent = optimizer._recent
-    return Record(
-        settings_of(optimizer), optimizer.stats, c.skips_in_row, c.unstored_in_row, tuple(recent), recent.full
-    )  # fmt: skip
+    return Record(settings_of(optimizer), optimizer.stats, c.skips_in_row, c.unstored_in_row, tuple(optimizer._recent))
 
 
 def settings_of(optimizer: QuasiNewton) -> Settings:
@@ -179,6 +176,7 @@ def settings_of(optimizer: QuasiNewton) -> Settings:
         dtype=str(min(dtypes, key=lambda dtype: dtype.itemsize)).removeprefix("torch."),
         size=size(m),
         size_in_bfloat16=size(narrow),
+        growth=m.judge.growth,
         full_lr=tuple(float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups),
         row=0 if flat is None else flat.n * (m.storage.fisher_dtype or flat.dtype).itemsize,
     )
@@ -197,10 +195,6 @@ def option_names(method: type) -> tuple[str, ...]:
     if "common" in found:
         found = (found - {"common"}) | set(Common.__annotations__)
     return tuple(sorted(found | {flat for flat, (place, _) in PLACES.items() if place in found}))
-
-
-def _cycles(values: list[dict[str, Any]]) -> tuple[CycleEvent, ...]:
-    return tuple(CycleEvent(**{**cycle, "outcome": Outcome(cycle["outcome"])}) for cycle in values)
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:

@@ -14,7 +14,6 @@ from adaqn.explain.finding import (
     Finding,
     among,
     growth,
-    is_judged,
     middle,
     percent,
     span,
@@ -22,11 +21,18 @@ from adaqn.explain.finding import (
     times,
 )
 from adaqn.explain.record import Record
+from adaqn.optim.events import CycleEvent
 
 MANY_REJECTED = 0.25
 SMALL_RISE = 0.1
 """A rejected rise that may well be the noise of a monitoring set."""
 ACCEPTED_RISE = 0.05
+SLOW_FALL = 0.05
+SLOW_CYCLES = 20
+STEADY_CYCLES = 80
+"""Of a run, after which a loss that falls in nearly every cycle says that steps are short: at good step sizes it then
+rises in a third of them (``experiments/LOG.md``)."""
+NEARLY_ALL = 0.9
 ONE_HALVING, TWO_HALVINGS = 0.4, 0.2
 """One is what the rule is for; after three lr is plainly too large."""
 MANY_HALVINGS = 2.0**-8
@@ -41,11 +47,11 @@ LOOK_AT_LOSS = (
 
 def _look(record: Record) -> str:
     """At what the verdicts come from."""
-    return LOOK_AT_MONITOR if any(map(is_judged, record.cycles)) else LOOK_AT_LOSS
+    return LOOK_AT_MONITOR if any(map(_is_judged, record.cycles)) else LOOK_AT_LOSS
 
 
 def many_rejected(record: Record) -> Finding | None:
-    rejected = [c for c in record.cycles if c.outcome is Outcome.REJECTED and is_judged(c)]
+    rejected = [c for c in record.cycles if c.outcome is Outcome.REJECTED and _is_judged(c)]
     share = len(rejected) / max(1, len(record.cycles))
     if len(record.cycles) < FEWEST_CYCLES or share < MANY_REJECTED:
         return None
@@ -99,7 +105,7 @@ def steps_shrunk(record: Record) -> Finding | None:
 
 def accepted_rise(record: Record) -> Finding | None:
     """Each rise passes for noise, and together they are none."""
-    accepted = [c for c in record.cycles if c.outcome is not Outcome.REJECTED and is_judged(c)]
+    accepted = [c for c in record.cycles if c.outcome is not Outcome.REJECTED and _is_judged(c)]
     if len(accepted) < FEWEST_CYCLES or record.settings.rotating:
         return None
     rise = record.change(accepted[0].anchor_loss, accepted[-1].candidate_loss)
@@ -127,8 +133,40 @@ def accepted_rise(record: Record) -> Finding | None:
     )
 
 
+def slow(record: Record) -> Finding | None:
+    """Steps that are never too large, and a loss that falls little by little, or steadily for a long time.
+
+    Steps that may grow do so by themselves (D37): there is something to say when they are as long as they may be.
+    """
+    judged = [c for c in record.cycles if _is_judged(c)]
+    s, stats = record.settings, record.stats
+    if len(judged) < SLOW_CYCLES or s.rotating or s.is_scheduled_down or stats.step_multiplier < 1.0:
+        return None
+    fallen = sum((record.rise(cycle) or 0.0) < 0.0 for cycle in judged)
+    fall = record.change(judged[0].anchor_loss, judged[-1].candidate_loss)
+    if record.count(Outcome.REJECTED) or fallen < NEARLY_ALL * len(judged):
+        return None
+    steady = (stats.cycles >= STEADY_CYCLES or s.growth > 1.0) and not stats.rejected
+    if fall is None or not (-1.0 if steady else -SLOW_FALL) < fall < 0.0 or stats.step_multiplier < s.growth:
+        return None
+    grown = f"steps have grown to {s.growth:g} times lr, as far as they may, " if s.growth > 1.0 else ""
+    return Finding(
+        "slow",
+        HINT,
+        f"{grown}none of {among(record)} rejected, and the monitored loss fell in {fallen} of {len(judged)} of them, "
+        f"by {percent(-fall)} in all",
+        f"if it should still go far, try lr={step_size(record, 3.0)}, three times as much: what is too large is "
+        "rejected",
+    )
+
+
 def _is_hopeless(record: Record) -> bool:
     """Are steps that were halved again and again still rejected?"""
     latest = record.cycles[-10:]
     rejected = sum(cycle.outcome is Outcome.REJECTED for cycle in latest)
     return record.stats.step_multiplier <= MANY_HALVINGS and rejected >= MANY_REJECTED * len(latest)
+
+
+def _is_judged(cycle: CycleEvent) -> bool:
+    losses = (cycle.candidate_loss, cycle.anchor_loss)
+    return all(loss is not None and math.isfinite(loss) for loss in losses)

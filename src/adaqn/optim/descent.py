@@ -97,12 +97,6 @@ def any_momentum(groups: Iterable[Group]) -> bool:
     return any(group.get("momentum", 0.0) for group in groups)
 
 
-def largest_lr(groups: Iterable[Group], factor: float) -> float | None:
-    """Times a factor; ``None`` where one is a tensor, whose value would have to be read from the device."""
-    sizes = [group["lr"] for group in groups]
-    return None if any(isinstance(lr, Tensor) for lr in sizes) else float(max(sizes)) * factor
-
-
 def scalar(value: Any) -> Any:
     """A number, or a tensor without dimensions: one of a single element would not broadcast to a scalar parameter."""
     return value.reshape(()) if isinstance(value, Tensor) and value.dim() else value

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,8 +132,6 @@ class CycleEvent:
     nonfinite: int = 0
     by_first_look: bool = False
     """Whether the first look settled it (D35). The losses above are means over the examples of the first look."""
-    lr: float | None = None
-    """The largest step size of a param group, with warm-up and decay; ``None`` if it is a tensor, which is not read."""
 
     @property
     def step_norm(self) -> float | None:
@@ -171,48 +168,6 @@ class CycleEvent:
             values[f"total_{outcome.value}"] = getattr(self, outcome.value)
         values["total_nonfinite"] = self.nonfinite
         return {name: value for name, value in values.items() if value is not None}
-
-
-class Recent:
-    """The last cycles; also those with steps of full size, which are known even when a schedule has ended at zero."""
-
-    FULL = 0.5
-    """Of the longest steps: a warm-up and the end of a schedule are left out."""
-
-    def __init__(self) -> None:
-        self._last: deque[CycleEvent] = deque(maxlen=RECENT)
-        self._full: deque[CycleEvent] = deque(maxlen=RECENT)
-
-    def append(self, event: CycleEvent) -> None:
-        self._last.append(event)
-        self.extend_full([event])
-
-    def extend(self, events: Iterable[CycleEvent]) -> None:
-        self._last.extend(events)
-
-    def extend_full(self, events: Iterable[CycleEvent]) -> None:
-        for event in events:
-            if event.lr is not None and event.lr >= self.FULL * max((e.lr or 0.0 for e in self._full), default=0.0):
-                self._full.append(event)
-
-    @property
-    def full(self) -> tuple[CycleEvent, ...]:
-        """Those whose steps were not much shorter than the longest so far."""
-        longest = max((event.lr or 0.0 for event in self._full), default=0.0)
-        return tuple(event for event in self._full if (event.lr or 0.0) >= self.FULL * longest)
-
-    def clear(self) -> None:
-        self._last.clear()
-        self._full.clear()
-
-    def __iter__(self) -> Iterator[CycleEvent]:
-        return iter(self._last)
-
-    def __len__(self) -> int:
-        return len(self._last)
-
-    def __getitem__(self, index: int) -> CycleEvent:
-        return self._last[index]
 
 
 CycleCallback = Callable[[CycleEvent], None]

@@ -41,12 +41,6 @@ class Losses:
         """At both points, over the examples of the first look, so that cycles compare; of all if that is no number."""
         return _mean(self.new, self.first), _mean(self.old, self.first)
 
-    @property
-    def fell(self) -> bool | None:
-        """Is the mean at the candidate below that at the anchor (D37)? ``None`` where they do not compare."""
-        new, old = self.means
-        return None if new is None or old is None or not math.isfinite(old) else new < old
-
 
 def _mean(losses: Tensor | None, first: int | None) -> float | None:
     if losses is None:
@@ -117,6 +111,15 @@ class Judge:
             faded = best[0] + BEST_FADES * max(0.0, mean_loss(old) - best[0])
             return self.rejection("climbed", c, pairs, best=(faded, best[1]))
         return self._kept(c, old, new)
+
+    def fell(self, losses: Losses) -> bool | None:
+        """Is the loss lower at the candidate than at the anchor (D37)? ``None`` where they do not compare.
+
+        By the first few examples, whatever the verdict needed: the same ones for any number of processes.
+        """
+        first = self.first_look or None
+        new, old = (None if found is None else _mean(found.reshape(-1), first) for found in (losses.new, losses.old))
+        return None if new is None or old is None or not math.isfinite(old) else new < old
 
     def rejection(self, why: Why, c: Counters, pairs: int, *, best: Best | None = None) -> Verdict:
         """Reject, whatever the losses say, and find out whether the steps are too large."""

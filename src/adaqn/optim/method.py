@@ -152,7 +152,7 @@ def make_judge(reject: RejectOptions) -> Judge:
     growth = number("growth", given(reject.growth))
     if not 1.0 <= growth < math.inf:
         raise ValueError(f"growth must be a finite number of at least 1, got {growth}: 1 turns it off")
-    return Judge(test, given(reject.window), given(reject.patience), first, growth)
+    return Judge(test, given(reject.window), given(reject.patience), first, growth if test is not None else 1.0)
 
 
 def make_curvature(pairs: PairOptions) -> Curvature:

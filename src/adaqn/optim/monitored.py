@@ -12,7 +12,6 @@ from adaqn.core.checks import at_least_one, positive_number
 from adaqn.core.curvature import Curvature
 from adaqn.core.products import Reduce, local
 from adaqn.evaluation.losses import monitored_loss
-from adaqn.evaluation.undisturbed import gradients_put_aside
 from adaqn.optim.monitor import Monitor
 from adaqn.parameters.flat import FlatParameters, as_real
 from adaqn.parameters.shards import FlatShards
@@ -104,9 +103,15 @@ class MonitoredPass:
         torch.autograd.backward(_differentiable(part) * self.scale)
 
     def _in_shards(self) -> Tensor:
-        with gradients_put_aside(self.params):
+        kept = [p.grad for p in self.params]
+        for p in self.params:
+            p.grad = None
+        try:
             losses = self._evaluated(self._backward)
             self.gradients = [p.grad for p in self.params]
+        finally:
+            for p, gradient in zip(self.params, kept, strict=True):
+                p.grad = gradient
         return losses
 
     def read_into(self, flat: FlatParameters, out: Tensor) -> None:

@@ -6,6 +6,7 @@ Line numbers are those of the paper's Algorithm 1, D-numbers those of ``docs/dec
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, overload
@@ -42,10 +43,9 @@ from adaqn.optim.descent import (
     check_group,
     check_scheduled,
     descend,
-    largest_lr,
     measure,
 )
-from adaqn.optim.events import UNSTORED_WARNING, Counters, CycleEvent, Notices, Recent, Stats, warn
+from adaqn.optim.events import RECENT, UNSTORED_WARNING, Counters, CycleEvent, Notices, Stats, warn
 from adaqn.optim.group_keys import check_misspelt
 from adaqn.optim.judge import Losses
 from adaqn.optim.layout import size_of_state
@@ -97,7 +97,7 @@ class QuasiNewton(Optimizer):
         self._state: State | None = None
         self._notices = Notices()
         self._watch = Watch(monitor, method.judge, self._notices)
-        self._recent = Recent()
+        self._recent: deque[CycleEvent] = deque(maxlen=RECENT)
         self._averaging = False
         self._idle_steps = 0
         has_momentum = {} if momentum is None else {"momentum": momentum}
@@ -162,7 +162,7 @@ class QuasiNewton(Optimizer):
         if verdict.rejected:
             outcome = Outcome.REJECTED
             return_to_anchor(state, verdict)  # l. 13 to 15
-        elif accept(state, verdict, outcome, candidate, fell=losses.fell):  # l. 21, 24
+        elif accept(state, verdict, outcome, candidate, fell=judge.fell(losses)):  # l. 21, 24
             self._watch.anchor_moved()
             state.curvature.anchor_moved()
         state.begin_cycle()  # l. 10
@@ -302,7 +302,6 @@ class QuasiNewton(Optimizer):
         event = CycleEvent(
             c.steps, c.cycles, outcome, f_new, f_old, *products[:3], len(state.pairs), c.step_multiplier, examples,
             state.cycle_length, c.stored, c.skipped, c.rejected, c.nonfinite, losses.by_first_look,
-            largest_lr(self.param_groups, state.warmth * state.decay),
         )  # fmt: skip
         self._recent.append(event)
         for callback in self._method.on_cycle:  # the user's code: the cycle is complete before it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,6 @@ from adaqn.core.acceptance import PairedTest, mean_loss
 from adaqn.core.looks import is_by_all
 from adaqn.core.products import on_host
 from adaqn.evaluation.losses import monitored_loss
-from adaqn.evaluation.traceless import traceless
 from adaqn.evaluation.undisturbed import BuffersSeen
 from adaqn.optim.events import Notices
 from adaqn.optim.judge import Judge, Losses
@@ -41,8 +40,6 @@ class Watch:
         self.judge, self.notices = judge, notices
         self._buffers_seen: BuffersSeen | None = None
         """Of the monitored model, at the last evaluation."""
-        self._has_begun = False
-        """Was a monitor checked already, in the first step?"""
         self.use(monitor)
 
     def use(self, monitor: MonitorFunction | None) -> None:
@@ -74,51 +71,27 @@ class Watch:
         return {**self.__dict__, "_buffers_seen": None}  # buffers are known by their identity: those of a copy are new
 
     def check(self, state: State) -> None:
-        """Before the first step: evaluate a monitor that could not be when it was made, and say what it lacks."""
-        if self.judge.test is not None:
-            self._try(state)
-        self.is_checked = self._has_begun = True
-        monitor = self.monitor
-        if isinstance(monitor, Monitor) and monitor.is_scalar and isinstance(self.judge.test, PairedTest):
-            self.notices.say(SCALAR)
+        """Before the first step: evaluate a monitor that could not be when it was made, and say what it lacks.
 
-    def _try(self, state: State) -> None:
-        """Evaluate the monitor once, so that its mistakes are errors here and not at the end of a cycle.
-
-        A function of the user's is tried only in the first step: later on it may be assigned anew in every step. Where
-        processes work together they meet once, before anything has changed, and an error in one is one in all (D18). A
-        monitor that is assigned later shows its mistakes at the end of a cycle there.
+        Where processes work together they meet once, before anything has changed, and an error in one is one in all
+        (D18). A monitor that is assigned later shows its mistakes at the end of a cycle there.
         """
-        monitor, processes = self.monitor, state.flat.processes
-        is_first = not self._has_begun and state.counters.cycles == 0
-        is_own = monitor is not None and not isinstance(monitor, Monitor)
-        untried = is_first if is_own else isinstance(monitor, Monitor) and not monitor.is_tried
-        waits = is_own and hasattr(monitor, "advance")  # it may have no batch before the first advance()
-        alone = processes.count == 1 and not isinstance(state.flat, FlatShards)
-        if not (alone or is_first):
+        self.is_checked = True
+        monitor = self.monitor if isinstance(self.monitor, Monitor) else None
+        untried = monitor is not None and not monitor.is_tried
+        if self.judge.test is None:
             return
-        rows = processes.agreed("the monitor", self._lack(state) if untried else None, untried, waits, monitor is None)
-        any_untried, any_waits, missing = (list(map(bool, column)) for column in zip(*rows, strict=True))
-        if not any(any_untried):
-            return
-        check_all_watch(state, [not lacks for lacks in missing])
         try:
-            with traceless(monitor, state.flat.params) if is_own and monitor is not None else nullcontext():
-                if alone and isinstance(monitor, Monitor):
+            if state.flat.processes.count == 1 and not isinstance(state.flat, FlatShards):
+                if untried and monitor is not None:
                     monitor()
-                else:
-                    self._losses_at(state, state.anchor)
+            elif state.is_new and any(row[0] for row in state.flat.processes.agreed("the monitor", None, untried)):
+                self._losses_at(state, state.anchor)
         except Exception:
-            if not any(any_waits):
-                raise
-
-    def _lack(self, state: State) -> Exception | None:
-        """What keeps this process from an evaluation that is a common work; all must know of it."""
-        try:
-            self._model(state)
-        except RuntimeError as error:
-            return error
-        return None
+            self.is_checked = False
+            raise
+        if monitor is not None and monitor.is_scalar and isinstance(self.judge.test, PairedTest):
+            self.notices.say(SCALAR)
 
     def losses(self, state: State, candidate: Tensor) -> Losses:
         """At the candidate and, where there is something to compare, at the anchor.
@@ -275,7 +248,11 @@ class Watch:
             if any(len(set(values)) > 1 for values in (w, w_norm)):
                 candidate.copy_(state.flat.processes.first(candidate))
                 state.adopt_first()
-        check_all_watch(state, list(map(bool, watching)))
+        if any(watching) and not all(watching) and isinstance(state.flat, FlatShards):
+            raise RuntimeError(
+                f"process {watching.index(0.0)} has no monitor and another has one: an evaluation of sharded "
+                "weights is a common work of all processes, so give every process a monitor"
+            )
         looks = self._cutter.agreed(state, examples, watching, lambda: self.placed(state, state.anchor))
         self._at_anchor = self._at_anchor[: int(min(known)) if looks == self.looks else 0]
         self.looks = looks
@@ -320,15 +297,6 @@ class Watch:
         seen = self._buffers_seen
         is_as_it_was = seen is not None and seen.unchanged(getattr(self.monitor, "model", None))
         return len(self._at_anchor) if is_as_it_was else 0
-
-
-def check_all_watch(state: State, watching: list[bool]) -> None:
-    """Has every process a monitor, where an evaluation needs all of them?"""
-    if any(watching) and not all(watching) and isinstance(state.flat, FlatShards):
-        raise RuntimeError(
-            f"process {watching.index(False)} has no monitor and another has one: an evaluation of sharded "
-            "weights is a common work of all processes, so give every process a monitor"
-        )
 
 
 def together(looks: Sequence[Tensor]) -> Tensor:

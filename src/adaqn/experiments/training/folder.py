@@ -234,9 +234,8 @@ def recall_cycles(folder: Path, optimizer: Any) -> None:
     """Those up to the checkpoint that was loaded; the file may know of later ones, which will be made again."""
     try:
         if isinstance(optimizer, QuasiNewton):
-            record, now = kept_cycles(folder), optimizer.stats.cycles
-            optimizer._recent.extend(cycle for cycle in record.cycles if cycle.cycle <= now)
-            optimizer._recent.extend_full(cycle for cycle in record.full if cycle.cycle <= now)
+            cycles = kept_cycles(folder).cycles
+            optimizer._recent.extend(cycle for cycle in cycles if cycle.cycle <= optimizer.stats.cycles)
         elif isinstance(optimizer, WholeGradient):
             recent = kept_iterations(folder).recent
             optimizer._recent.extend(event for event in recent if event.step <= optimizer.stats.iterations)
