@@ -189,7 +189,7 @@ def test_the_whole_of_a_study(small: Path, tmp_path: Path) -> None:
     adaqn("--tasks", small, "--results", results, "--page", page)
     text = page.read_text()
     assert "old" not in text
-    order = ("before", "### All cells", "### How often", "### At any time", "### digits", "### sums", "after")
+    order = ("before", "### All tasks", "### How often", "### At any time", "### digits", "### sums", "after")
     assert sorted(order, key=text.index) == list(order)
     assert "sums °" in text
     assert "digits °" not in text
@@ -428,5 +428,5 @@ def test_the_profile_counts_cells_within_so_many_times_the_fastest() -> None:
     assert curves["adaqn, untuned"].ratios == [1.0, math.inf]
     assert curves["adamw"].ratios == [2.0, 1.0]
     assert [curves["adamw"].share(tau) for tau in (1.0, 1.99, 2.0)] == [0.5, 0.5, 1.0]
-    assert [title for title, _ in profile.views(found)] == ["2 cells"]
+    assert [title for title, _ in profile.views(found)] == ["2 tasks"]
     assert profile.views({"not timed": found["not timed"]}) == []

@@ -73,7 +73,7 @@ def overview(found: Found, plan: Plan) -> str:
     shown = plan.first
     labels = {line.method: line.label for methods in found.values() for line, *_ in methods}
     named = [labels.get(method, method) for method in shown]
-    head = ["cell", *named, *([f"{named[0]} untuned"] if shown else []), "best of all", "seconds to AdamW's end"]
+    head = ["task", *named, *([f"{named[0]} untuned"] if shown else []), "best of all", "seconds to AdamW's end"]
     table = [head, ["---"] * len(head)]
     for name, methods in found.items():
         by_method = {regimes[0].method: regimes for regimes in methods}
@@ -83,9 +83,9 @@ def overview(found: Found, plan: Plan) -> str:
         cells += [methods[0][0].label, " / ".join(_seconds(by_method.get(method)) for method in shown)]
         table.append(cells)
     return (
-        f"### All cells: test loss at the end, mean over {plan.seeds} seeds\n\n"
+        f"### All tasks: test loss at the end, mean over {plan.seeds} seeds\n\n"
         f"Every method in the better of its regimes on validation;{COSINE} marks a cosine schedule, judged at the last "
-        "weights. ° marks the cells by which presets were chosen. Seconds: "
+        "weights. ° marks the tasks on which presets were chosen. Seconds: "
         f"{' / '.join(named)}.\n\n{markdown(table)}"
     )
 
@@ -128,18 +128,18 @@ def section(methods: list[list[Line]], picture: Path, plan: Plan, cells_file: Pa
             "–" if better.cycles is None else " / ".join(map(str, better.cycles.values())),
         ]
         table.append(row)
-    own = "" if cells_file is None else f" --cells {cells_file}"
-    repeat = f"adaqn study{own} --cell {first.panel.name} --method {first.method} --results again --out again/runs"
+    own = "" if cells_file is None else f" --tasks {cells_file}"
+    repeat = f"adaqn study{own} --task {first.panel.name} --method {first.method} --results again --out again/runs"
     return (
         f"### {first.panel.title}\n\n"
         f"{first.steps} steps, {first.unit}; {len(methods)} methods.{_chosen(first, plan)}\n\n"
         f"![{first.panel.title}]({picture.as_posix()})\n\n{markdown(table)}\n\n"
-        f"A row again: `{repeat}`. Its runs: `{command(first.config, range(first.seeds))}`"
+        f"To repeat the first row: `{repeat}`. Its runs: `{command(first.config, range(first.seeds))}`"
     )
 
 
 def _chosen(line: Line, plan: Plan) -> str:
-    return " Presets were chosen by this cell, among others." if line.panel.name in plan.chosen_on else ""
+    return " Presets were chosen on this task, among others." if line.panel.name in plan.chosen_on else ""
 
 
 def _regime(regimes: list[Line], name: str) -> tuple[str, str]:

@@ -82,7 +82,7 @@ def views(found: Found) -> list[tuple[str, list[Profile]]]:
         return []
     common, most = set.intersection(*timed), max(timed, key=len)
     sets = [common, most] if common != most else [common]
-    return [(f"{len(p[0].ratios)} cells", p) for methods in sets if (p := profiles(found, sorted(methods)))]
+    return [(f"{len(p[0].ratios)} tasks", p) for methods in sets if (p := profiles(found, sorted(methods)))]
 
 
 def text(found: Found, pictures: Path) -> str:
@@ -90,9 +90,9 @@ def text(found: Found, pictures: Path) -> str:
     if not views(found):
         return ""
     return (
-        "### How often, and how fast\n\nThe share of cells on which a method, in its better regime, has come to tuned "
-        "AdamW's final test loss within τ times the seconds of the fastest. Methods that run on all cells, and then "
-        f"all methods on the cells that have them.\n\n![performance profile]({(pictures / NAME).as_posix()}.svg)"
+        "### How often, and how fast\n\nThe share of tasks on which a method, in its better regime, has come to tuned "
+        "AdamW's final test loss within τ times the seconds of the fastest. Methods that run on all tasks, and then "
+        f"all methods on the tasks that have them.\n\n![performance profile]({(pictures / NAME).as_posix()}.svg)"
     )
 
 
@@ -129,7 +129,7 @@ def _draw(axes: Axes, curves: list[Profile], best: list[Profile], title: str) ->
     axes.set_xticks([tick for tick in TICKS if tick <= right])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter("{x:g}")
-    plots.name_axes(axes, "τ: seconds, in those of the fastest", "share of cells", title)
+    plots.name_axes(axes, "τ: seconds, in those of the fastest", "share of tasks", title)
     label_ends(axes, lines)
 
 
