@@ -192,7 +192,7 @@ def draw_kept(spec: Comparison, folder: Path, stem: Path, scale: str, as_json: b
 
 def subtitle(scale: str, curves: list[Curve]) -> str:
     """Over how many seeds, and how much of it there is."""
-    most = max(len({run.config.seed for run in curve.finished}) for curve in curves)
+    most = max(len({run.result["config"]["seed"] for run in curve.finished}) for curve in curves)
     over = "one seed" if most <= 1 else f"mean and range of up to {most} seeds"
     whole = sum(not curve.note for curve in curves)
     return f"{scale} scale, {over}" + (
