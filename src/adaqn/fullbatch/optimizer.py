@@ -27,9 +27,9 @@ from adaqn.fullbatch.line import Objective
 from adaqn.fullbatch.method import WholeMethod
 from adaqn.fullbatch.minimization import BEYOND, BUDGET, NOT_FINITE, Limits, Minimization
 from adaqn.optim.events import Notices, warn
-from adaqn.optim.group_keys import check_misspelt
 from adaqn.optim.torch_arguments import OF_WHOLE, advice, check_torchs_in_group, is_torchs
 from adaqn.parameters.flat import check_one_device, trained
+from adaqn.parameters.group_keys import check_misspelt
 from adaqn.parameters.loading import Entry, entries_by_parameter, load_state
 from adaqn.parameters.saved import check_entries, check_restored, foreign, show, with_plain_numbers
 

@@ -46,7 +46,6 @@ from adaqn.optim.descent import (
     measure,
 )
 from adaqn.optim.events import RECENT, UNSTORED_WARNING, Counters, CycleEvent, Notices, Stats, warn
-from adaqn.optim.group_keys import check_misspelt
 from adaqn.optim.judge import Losses
 from adaqn.optim.layout import size_of_state
 from adaqn.optim.making import flat_for, moved, new_state
@@ -58,6 +57,7 @@ from adaqn.optim.torch_arguments import NOT_NEEDED, OF_FAMILY, check_torchs_in_g
 from adaqn.optim.warm_start import check_source, fill_scaling, source_states
 from adaqn.optim.watch import MonitorFunction, Watch
 from adaqn.parameters.flat import check_one_device, trained
+from adaqn.parameters.group_keys import check_misspelt
 from adaqn.parameters.loading import load_state
 
 if TYPE_CHECKING:
