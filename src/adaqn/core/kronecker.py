@@ -272,6 +272,14 @@ class Kronecker(Adam):
         bases = [basis for member in self._members[index] for basis in member.bases if basis is not None]
         return all(map(is_orthonormal, bases))
 
+    def is_new(self, index: int) -> bool:
+        """Are the matrices of a parameter those from before its first gradient?"""
+        members = self._members[index]
+        if any(bool(average.any()) for member in members for average in member.averages if average is not None):
+            return False
+        bases = [basis for member in members for basis in member.bases if basis is not None]
+        return all(torch.equal(basis, torch.eye(len(basis)).to(basis)) for basis in bases)
+
     def restart(self, index: int) -> None:
         for member in self._members[index]:
             for tensor in member.tensors():
