@@ -141,6 +141,31 @@ def test_a_stack_gives_what_single_matrices_give(kind):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
 
 
+def test_blocks_of_one_shape_are_one_stack_wherever_their_matrices_are_cut():
+    """In rows and columns, of several matrices and widths, with others between them: one product for all."""
+    shapes = [(16, 16), (5,), (16, 16), (8, 24), (3, 2), (16, 16), (8, 24), (16, 8)]
+    scaling, single = (make(Kronecker(refresh=2, block_size=8), shapes) for make in (together, apart))
+    cut = [stack for stack in scaling._stacks_of(range(len(shapes))).stacks if stack.shape[1:] == (8, 8)]
+    assert [len(stack.members) for stack in cut if not stack.members[0].is_contiguous] == [3 * 4 + 2 * 3]
+    assert len(cut) == 2, "those whose columns are not cut lie otherwise"
+    assert len(together(Kronecker(block_size=8), [(16, 16)] * 20)._stacks_of(range(20)).stacks) == 1
+    for g in gradients(7, sum(scaling.sizes)):
+        scaling.update(g)
+        single.update(g)
+    assert relative_error(as_matrix(scaling), dense_kronecker(scaling)) < 1e-12
+    for ours, theirs in zip(known(scaling), known(single), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+def test_matrices_at_equal_distances_are_one_stack():
+    """As where every second parameter has a gradient: nothing is copied."""
+    shapes = [shape for _ in range(6) for shape in ((4, 3), (4,))]
+    scaling = together(Kronecker(), shapes)
+    (stack,) = scaling._stacks_of([0, 4, 8]).stacks
+    assert len(stack.members) == 3
+    assert stack.is_view
+
+
 def test_the_rows_of_a_tensor_are_where_it_is_cut():
     ours, matrix = (apart(Kronecker(refresh=2), shape) for shape in ([(4, 6)], [(4, 6)]))
     cut = Kronecker(refresh=2)

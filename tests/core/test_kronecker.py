@@ -199,6 +199,11 @@ def test_reset_forgets_everything():
         ({"refresh": 0}, ValueError, "refresh must be at least 1, got 0"),
         ({"refresh": 2.5}, TypeError, r"refresh must be a whole number, got 2\.5"),
         ({"block_size": True}, TypeError, "block_size must be a whole number"),
+        (
+            {"block_size": torch.tensor(4)},
+            TypeError,
+            r"block_size must be a whole number, not a tensor, got tensor\(4\)",
+        ),
         ({"block_size": 1}, ValueError, "block_size must be at least 2, got 1"),
         ({"max_dimension": 512}, TypeError, r"no argument 'max_dimension'.*cut into blocks.*write block_size=512"),
         ({"blocksize": 512}, TypeError, "Kronecker has no argument 'blocksize'"),

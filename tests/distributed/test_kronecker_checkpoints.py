@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.fsdp import fully_shard
 
-from adaqn import AdaQN
+from adaqn import AdaQN, StorageOptions
 
 BEFORE, AFTER, LR = 60, 30, 2e-2
 FULL = StateDictOptions(full_state_dict=True)
@@ -149,3 +149,71 @@ def test_a_run_of_one_process_goes_on_in_shards(tmp_path):
     expected = save_alone(tmp_path)
     for losses in run_processes(2, load, "fsdp", tmp_path):
         assert_close(losses, expected)
+
+
+def begun_again(*, sharded=False):
+    """What came out of shards and has its second moments in its own coordinates; nothing was seen since."""
+    net, opt = made("fsdp")
+    train(net, opt, 0, 12)
+    state = copy.deepcopy(get_optimizer_state_dict(net, opt, options=FULL))
+    alone, ours = without_shards(sharded)
+    set_optimizer_state_dict(alone, ours, state, options=FULL)
+    return alone, ours
+
+
+def without_shards(sharded):
+    torch.manual_seed(3)
+    net = nn.Sequential(nn.Linear(20, 33), nn.Tanh(), nn.Linear(33, 10))
+    return net, AdaQN(net.parameters(), LR, reject="none", storage=StorageOptions(shard_history=sharded))
+
+
+def step_with(net, opt, number):
+    """A step whose gradients are all that number."""
+    for p in net.parameters():
+        p.grad = torch.full_like(p, number)
+    opt.step()
+
+
+def moments(net, opt):
+    return [opt.state[p]["scaling_square_avg"].clone() for p in net.parameters()]
+
+
+def saved_again(gradients, sharded):
+    """Is all of a state that began again as it was after it was saved and loaded, and does it go on like that?"""
+    net, opt = begun_again(sharded=sharded)
+    for number in gradients:
+        step_with(net, opt, number)
+    other, ours = without_shards(sharded)
+    other.load_state_dict(net.state_dict())
+    ours.load_state_dict(copy.deepcopy(opt.state_dict()))
+    before, after = moments(net, opt), moments(other, ours)
+    assert before[0].std() > 0.0
+    assert all(map(torch.equal, after, before))
+    seen = [[s[p]["scaling_seen"] for p in range(4)] for s in (o.state_dict()["state"] for o in (opt, ours))]
+    assert seen[0] == seen[1]
+    return torch.equal(train(net, opt, 12, 12), train(other, ours, 12, 12))
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["whole", "dealt"])
+@pytest.mark.parametrize("gradients", [(), (0.0,), (0.0, torch.nan, 0.0)], ids=["none", "zero", "not finite"])
+def test_a_state_that_began_again_is_saved_before_it_has_learnt_anything(gradients, sharded):
+    assert run_processes(1, saved_again, gradients, sharded) == [True]
+
+
+def frozen_again():
+    """Second moments that began again, before and after another parameter was frozen."""
+    net, opt = begun_again()
+    before = moments(net, opt)
+    net[2].bias.requires_grad_(False)
+    net[2].bias.grad = None
+    for p in list(net.parameters())[1:3]:
+        p.grad = torch.ones_like(p)
+    with pytest.warns(UserWarning, match="restarts"):
+        opt.step()
+    return before[0], moments(nn.ParameterList([net[0].weight]), opt)[0]
+
+
+def test_a_state_that_began_again_stays_when_a_parameter_is_frozen():
+    ((before, after),) = run_processes(1, frozen_again)
+    assert before.std() > 0.0
+    assert torch.equal(after, before)

@@ -8,6 +8,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from adaqn import AdaQN, Kronecker, Monitor, PairOptions, RejectOptions, RotatingMonitor, Scaling, StorageOptions
+from adaqn.core.looks import margin
 from reads import Operations, reads
 
 PRESETS = pytest.mark.parametrize("preset", ["kronecker", "modern", "paper"])
@@ -153,3 +154,52 @@ def test_an_ordinary_step_is_few_operations(preset, options):
     usual = 10 if preset == "paper" else 0
     assert opt.stats.pairs == (options["pairs"].memory_size if "pairs" in options else usual)
     assert statistics.median(counts[-20:]) <= 150  # bases that are due after all are in a few steps only
+
+
+def counted(shapes, missing=lambda step, i: False, groups=lambda params: params, **kronecker):
+    """The operations of a usual step of the default, the work on bases apart."""
+    params = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+    opt = AdaQN(groups(params), reject="none", scaling=Kronecker(refresh=1000, **kronecker))
+    counts = []
+    for step in range(24):
+        for i, p in enumerate(params):
+            p.grad = None if missing(step, i) else torch.randn(p.shape)
+        with Operations() as operations:
+            opt.step()
+        counts.append(operations.count)
+    return statistics.median(counts[-10:])
+
+
+SQUARE = [(16, 16)] * 20
+LAYER = [(96, 32), (96,), (32, 32), (32,), (128, 32), (128,), (32, 128), (32,), (32,)]
+"""Of a transformer: six shapes of matrices with the two embeddings."""
+
+
+@pytest.mark.parametrize(
+    "shapes, options, most",
+    [
+        ([(16, 16), (16,)] * 10, {}, 150),
+        (SQUARE, {"block_size": 8}, 150),
+        (SQUARE, {"groups": lambda ps: [{"params": [p], "momentum": 0.5 + 0.02 * i} for i, p in enumerate(ps)]}, 150),
+        (SQUARE, {"missing": lambda step, i: (step + i) % 2 == 0}, 150),
+        (SQUARE, {"missing": lambda step, i: (7 * i + step**2) % 5 == 0}, 150),
+        ([(65, 32), (16, 32), *LAYER, *LAYER], {}, 200),
+    ],
+    ids=["biases", "cut blocks", "own momentum", "in turn", "some missing", "transformer"],
+)
+def test_an_ordinary_step_is_few_operations_for_other_parameters_too(shapes, options, most):
+    """What docs/cost.md says of it: with the number of shapes it grows, not with that of tensors."""
+    assert counted(shapes, **options) <= most
+
+
+def test_the_first_verdict_of_a_process_reads_no_more_than_others():
+    """How lenient a first look is, is found once, and without a tensor."""
+    model, (batch,) = Net(), data(size=128)
+    opt = AdaQN(model.parameters(), lr=1e-2, monitor=Monitor(model, torch.nn.MSELoss(), batch))
+    margin.cache_clear()
+    with reads() as noted:
+        for _ in range(12):
+            set_gradients(model, batch)
+            opt.step()
+    assert margin.cache_info().misses == 1, "there was a first look"
+    assert [line for line in noted.lines if "core/looks.py" in line] == []

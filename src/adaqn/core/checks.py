@@ -18,20 +18,22 @@ def at_least_one(name: str, value: int) -> int:
 
 
 def whole(name: str, value: int, least: int) -> int:
-    """A whole number that is not too small.
+    """A whole number that is not too small, as Python's own where it is numpy's.
 
     >>> whole("memory_size", 3, 1)
     3
     """
+    if isinstance(value, Tensor):  # it has an index, and shapes that are made of it are none
+        raise TypeError(f"{name} must be a whole number, not a tensor, got {value!r}: give its .item()")
     try:
-        is_whole = not isinstance(value, bool) and operator.index(value) == value
+        found = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
-        is_whole = False
-    if not is_whole:
+        found = None
+    if found is None:
         raise TypeError(f"{name} must be a whole number, got {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
-    return value
+    if found < least:
+        raise ValueError(f"{name} must be at least {least}, got {found}")
+    return found
 
 
 def number(name: str, value: Any) -> Any:

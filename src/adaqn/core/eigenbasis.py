@@ -66,9 +66,9 @@ def lift(roots: Tensor) -> Tensor:
     return torch.maximum(roots, smallest, out=roots)
 
 
-def add_outer(average: Tensor, g: Tensor, keep: float, add: float) -> None:
+def add_outer(average: Tensor, g: Tensor, transposed: Tensor, keep: float, add: float) -> None:
     """average ← keep·average + add·g gᵀ of every matrix of a stack, without a temporary."""
-    average.baddbmm_(g, g.mT, beta=keep, alpha=add)
+    average.baddbmm_(g, transposed, beta=keep, alpha=add)
 
 
 def first_basis(average: Tensor) -> Tensor:
@@ -156,7 +156,8 @@ def _finite(matrix: Tensor) -> Tensor:
 
 
 def _product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
-    # With out= a step inside autocast is not rounded to its dtype.
-    if out is None:
+    # With out= a step inside autocast is not rounded to its dtype; outside it would be one more operation.
+    if out is None and torch.is_autocast_enabled(a.device.type):
         out = torch.empty(*a.shape[:-1], b.shape[-1], dtype=a.dtype, device=a.device)
-    return torch.bmm(a, b, out=out) if a.dim() == 3 else torch.mm(a, b, out=out)
+    multiply = torch.bmm if a.dim() == 3 else torch.mm
+    return multiply(a, b) if out is None else multiply(a, b, out=out)

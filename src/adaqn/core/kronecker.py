@@ -20,9 +20,12 @@ from adaqn.core.eigenbasis import (
     matrix_shape,
     out_of_basis,
 )
-from adaqn.core.scaling import Adam, decay_in_range, present_parts
+from adaqn.core.scaling import Adam, decay_in_range, parts_of, present_parts
 from adaqn.core.stacks import SIDES, Member, Stack, Stacks, members_of
 from adaqn.core.turning import Place, Turning
+
+SELECTIONS = 4
+"""Of parameters with a gradient for which stacks are kept, beside all: often the same ones come in turn."""
 
 
 class Kronecker(Adam):
@@ -180,18 +183,19 @@ class Kronecker(Adam):
     def _forget(self, names: Iterable[str], stacks: Stacks, present: Sequence[int]) -> None:
         """What averages lose to the next gradient."""
         remembered = self._remembered(self.decay)
-        for part in present_parts(self.sizes, set(present)):
-            for name in names:
-                self.vectors[name][part].mul_(remembered)
+        here = present_parts(self.sizes, set(present))
+        for name in names if here else ():
+            torch._foreach_mul_(parts_of(self.vectors[name], here), remembered)
         if self.ok is not None and stacks.averages:  # otherwise the product does this
             torch._foreach_mul_(stacks.averages, self._remembered(self.basis_decay))
 
     def _add_outer(self, stack: Stack, G: Tensor) -> None:
         """L and R, from which the next bases come."""
         keep = self.basis_decay if self.ok is None else 1.0
-        for average, matrices in zip(stack.averages, (G, G.mT), strict=True):
+        transposed = G.mT
+        for average, both in zip(stack.averages, ((G, transposed), (transposed, G)), strict=True):
             if average is not None:
-                add_outer(average, matrices, keep, 1.0 - self.basis_decay)
+                add_outer(average, *both, keep, 1.0 - self.basis_decay)
 
     def roots(self, out: Tensor) -> Tensor:
         """out ← √V̂ + ε, in the coordinates of the bases."""
@@ -272,6 +276,14 @@ class Kronecker(Adam):
         bases = [basis for member in self._members[index] for basis in member.bases if basis is not None]
         return all(map(is_orthonormal, bases))
 
+    def is_new(self, index: int) -> bool:
+        """Are the matrices of a parameter those from before its first gradient?"""
+        members = self._members[index]
+        if any(bool(average.any()) for member in members for average in member.averages if average is not None):
+            return False
+        bases = [basis for member in members for basis in member.bases if basis is not None]
+        return all(torch.equal(basis, torch.eye(len(basis)).to(basis)) for basis in bases)
+
     def restart(self, index: int) -> None:
         for member in self._members[index]:
             for tensor in member.tensors():
@@ -288,7 +300,8 @@ class Kronecker(Adam):
     def _stacks_of(self, present: Sequence[int]) -> Stacks:
         key = tuple(present) if len(present) < len(self.shapes) else ()
         if key not in self._stacks:
-            self._stacks = {k: found for k, found in self._stacks.items() if not k}  # one selection at most
+            last = [k for k in self._stacks if k][1 - SELECTIONS :]
+            self._stacks = {k: found for k, found in self._stacks.items() if not k or k in last}
             ends = [0, *accumulate(self.sizes)]
             members = [member for i in present for member in self._members[i]]
             # One without numbers here has no place: it would cut a stack that lies around it.

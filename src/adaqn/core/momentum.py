@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from adaqn.core.scaling import runs
+from adaqn.core.scaling import parts_of, runs
 
 
 class Momentum:
@@ -35,6 +35,8 @@ class Momentum:
         """Take over a zeroed buffer; ``sizes`` are the lengths of the parameters in it."""
         self.vector, self.sizes = vector, list(sizes)
         self._t = torch.zeros(len(self.sizes), dtype=torch.float64, device=vector.device)
+        self._betas = tuple[float, ...](), self._t
+        """The last ones that were not the same for all, and where they lie on the device."""
         self.reset()
 
     def reset(self) -> None:
@@ -56,12 +58,17 @@ class Momentum:
     def preview(self, g: Tensor, present: Sequence[int], betas: Sequence[float], out: Tensor) -> Tensor:
         """out ← what :meth:`mix` would make of a finite g; nothing changes."""
         out.copy_(g)
-        for part, (_, first, beta) in self._parts(present, betas):
-            of_g, of_average = self._factors(self._t[first] + 1.0, beta)
-            average = out[part].lerp_(self.vector[part], beta)
-            average.mul_(of_average)
-            if of_g is not None:
-                average.addcmul_(g[part], of_g)
+        parts, of = self._parts(present, betas)
+        beta = self._beta(betas, of)
+        of_g, of_average = self._factors(self._ages(of) + 1.0, beta)
+        averages, towards = parts_of(out, parts), parts_of(self.vector, parts)
+        if isinstance(beta, Tensor):
+            torch._foreach_lerp_(averages, towards, _each(beta.to(out.dtype), of))
+        else:
+            torch._foreach_lerp_(averages, towards, beta)
+        torch._foreach_mul_(averages, _each(of_average, of))
+        if of_g is not None:
+            torch._foreach_addcmul_(averages, parts_of(g, parts), _each(of_g, of))
         return out
 
     def mix(self, g: Tensor, present: Sequence[int], betas: Sequence[float], ok: Tensor | None = None) -> Tensor:
@@ -71,22 +78,38 @@ class Momentum:
         """
         ok = torch.ones((), dtype=g.dtype, device=g.device) if ok is None else ok
         self._age(present, ok)
-        for part, (_, first, beta) in self._parts(present, betas):
-            of_g, of_average = self._factors(self._t[first].clamp(min=1.0), beta)
-            average = self.vector[part].lerp_(g[part], ok * (1.0 - beta))
-            of_average = of_average * ok
-            if of_g is None:
-                torch.mul(average, of_average, out=g[part])
-            else:
-                g[part].mul_(of_g).addcmul_(average, of_average)
+        parts, of = self._parts(present, betas)
+        beta = self._beta(betas, of)
+        of_g, of_average = self._factors(self._ages(of).clamp(min=1.0), beta)
+        new = 1.0 - beta
+        averages, found = parts_of(self.vector, parts), parts_of(g, parts)
+        torch._foreach_lerp_(averages, found, _each(ok * (new.to(g.dtype) if isinstance(new, Tensor) else new), of))
+        if of_g is None:
+            torch._foreach_copy_(found, averages)
+            torch._foreach_mul_(found, _each(of_average * ok, of))
+        else:
+            torch._foreach_mul_(found, _each(of_g, of))
+            torch._foreach_addcmul_(found, averages, _each(of_average * ok, of))
         return g
 
-    def _factors(self, t: Tensor, beta: float) -> tuple[Tensor | None, Tensor]:
+    def _factors(self, t: Tensor, beta: float | Tensor) -> tuple[Tensor | None, Tensor]:
         """Of g, where it counts by itself (``nesterov``), and of the average: their bias corrections, on the device."""
         power = torch.pow(beta, t)
         if not self.nesterov:
             return None, 1.0 / (1.0 - power)
         return (1.0 - beta) / (1.0 - power), beta / (1.0 - beta * power)
+
+    def _ages(self, of: Sequence[int]) -> Tensor:
+        """t of these parameters: one number where it is the same one's, and otherwise that of every parameter."""
+        return self._t[of[0]] if len(set(of)) == 1 else self._t
+
+    def _beta(self, betas: Sequence[float], of: Sequence[int]) -> float | Tensor:
+        """The same of β, on the device only where these parameters have several."""
+        if len({betas[i] for i in of}) == 1:
+            return betas[of[0]]
+        if self._betas[0] != tuple(betas):
+            self._betas = tuple(betas), torch.tensor(betas, dtype=torch.float64).to(self._t.device)
+        return self._betas[1]
 
     def _age(self, present: Sequence[int], ok: Tensor) -> None:
         if len(present) == len(self.sizes):
@@ -97,14 +120,22 @@ class Momentum:
         here[list(present)] = 1.0
         self._t.addcmul_(here, ok)
 
-    def _parts(self, present: Sequence[int], betas: Sequence[float]) -> list[tuple[slice, tuple[int, int, float]]]:
-        """Stretches of the vector with the same t and β: (their history, the first of that history, β)."""
-        first: dict[int, int] = {}
-        kinds: list[tuple[int, int, float] | None] = [None] * len(self.sizes)
+    def _parts(self, present: Sequence[int], betas: Sequence[float]) -> tuple[list[slice], list[int]]:
+        """Stretches of the vector with the same t and β, and a parameter that has those, for each."""
+        first: dict[tuple[int, float], int] = {}
+        kinds: list[int | None] = [None] * len(self.sizes)
         for i in present:
-            history = self._histories[i]
-            kinds[i] = history, first.setdefault(history, i), betas[i]
-        return runs(self.sizes, kinds)
+            kinds[i] = first.setdefault((self._histories[i], betas[i]), i)
+        found = runs(self.sizes, kinds)
+        return [part for part, _ in found], [kind for _, kind in found]
+
+
+def _each(values: Tensor, of: Sequence[int]) -> list[Tensor]:
+    """The value of each of these parameters, from those of all, or one for all."""
+    if values.dim() == 0:
+        return [values] * len(of)
+    each = values.unbind()
+    return [each[i] for i in of]
 
 
 def split_histories(histories: Sequence[int], present: Sequence[int]) -> list[int]:

@@ -257,9 +257,12 @@ class RMSProp(Scaling):
 
     def _average(self, name: str, v: Tensor, present: Sequence[int]) -> None:
         """The running average of v², of these parameters."""
-        remembered, here = self._remembered(self.decay), set(present)
-        for part in present_parts(self.sizes, here):
-            self.vectors[name][part].mul_(remembered).addcmul_(v[part], v[part], value=1.0 - self.decay)
+        here = present_parts(self.sizes, set(present))
+        if not here:
+            return
+        averages, parts = parts_of(self.vectors[name], here), parts_of(v, here)
+        torch._foreach_mul_(averages, self._remembered(self.decay))
+        torch._foreach_addcmul_(averages, parts, parts, 1.0 - self.decay)
 
     def roots(self, out: Tensor) -> Tensor:
         """out ← √v + ε."""
@@ -352,6 +355,21 @@ def present_parts(sizes: Sequence[int], present: set[int]) -> list[slice]:
     ([slice(0, 6, None)], [slice(0, 2, None), slice(5, 6, None)])
     """
     return [part for part, _ in runs(sizes, [0 if i in present else None for i in range(len(sizes))])]
+
+
+def parts_of(vector: Tensor, parts: Sequence[slice]) -> list[Tensor]:
+    """These stretches of a vector, one behind the other, as views that are made in one operation.
+
+    >>> parts_of(torch.arange(5), [slice(0, 2), slice(4, 5)])
+    [tensor([0, 1]), tensor([4])]
+    """
+    if [(part.start, part.stop) for part in parts] == [(0, len(vector))]:
+        return [vector]
+    lengths, end = list[int](), 0
+    for part in parts:
+        lengths += [part.start - end, part.stop - part.start]
+        end = part.stop
+    return list(torch.split(vector, [*lengths, len(vector) - end])[1:-1:2])
 
 
 @cache

@@ -1,7 +1,8 @@
 """Blocks of one shape as one stack of matrices: what is done to them is one operation, not one for each.
 
-The factors of a stack are views of memory in which they lie one behind the other. A vector as long as all parameters
-is cut into pieces first, once for all stacks; a stack gathers its own.
+The factors of a stack are views of memory in which they lie at equal distances. A vector as long as all parameters
+is cut into pieces first, once for all stacks; a stack gathers its own. Blocks at equal distances, and those of matrices
+whose columns are cut, are seen through windows instead: rows of blocks, of matrices, and so on.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,50 +53,75 @@ class Member:
     def tensors(self) -> Iterator[Tensor]:
         yield from (t for t in (*self.averages, *self.bases) if t is not None)
 
-    def precedes(self, other: Member) -> bool:
-        """Does the other one follow in the memory of every factor, so that both can be in one stack?"""
-        same = self.block.shape == other.block.shape and self.block.bare == other.block.bare
-        same = same and self.is_contiguous == other.is_contiguous
-        together = self.is_contiguous or (self.parameter, self.block.rows) == (other.parameter, other.block.rows)
-        return same and together and all(map(_adjacent, self.tensors(), other.tensors()))
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What those in one stack have in common."""
+        return self.block.shape, self.block.bare, self.is_contiguous
+
+    def distances(self, other: Member) -> list[int] | None:
+        """By factor, how far behind this one's the other one's lies; ``None`` where they are not of one memory."""
+        both = list(zip(self.tensors(), other.tensors(), strict=True))
+        if any(a.untyped_storage()._cdata != b.untyped_storage()._cdata for a, b in both):
+            return None
+        return [int(b.storage_offset()) - int(a.storage_offset()) for a, b in both]
+
+
+@dataclass(frozen=True)
+class Window:
+    """Rows of numbers at equal distances, blocks of them at equal distances, and so on, the outermost first."""
+
+    start: int
+    counts: tuple[int, ...]
+    steps: tuple[int, ...]
 
 
 class Stack:
-    """Members that precede one another, as k × p × q.
+    """Members whose factors lie at equal distances, as k × p × q.
 
     Args:
         members: the blocks.
-        pieces: the pieces of a vector in which they lie, in this order; blocks of a matrix whose columns are cut lie in
-            one piece, the whole matrix.
+        pieces: the pieces of a vector in which they lie, in this order; none if the columns of their matrices are cut.
         lengths: of those pieces.
     """
 
     def __init__(self, members: Sequence[Member], pieces: Sequence[int], lengths: Sequence[int]) -> None:
         self.members, self.pieces, self.lengths = list(members), list(pieces), list(lengths)
         self.shape = (len(self.members), *self.members[0].block.shape)
-        self.is_view = len(self.pieces) == 1
+        found = windows(members)
+        self.is_view = len(self.pieces) == 1 or (len(found) == 1 and len(found[0].counts) <= 2)
         """Is what ``gather`` gives a view?"""
+        by_pieces = len(self.pieces) == 1 or (bool(self.pieces) and not self.is_view)
+        self.windows = [] if by_pieces else found
         self.averages = _stacked([m.averages[0] for m in members]), _stacked([m.averages[1] for m in members])
         self.bases = _stacked([m.bases[0] for m in members]), _stacked([m.bases[1] for m in members])
 
     def gather(self, pieces: Sequence[Tensor]) -> Tensor:
         """A view where the blocks lie side by side, and otherwise a copy."""
         parts = self.inside(pieces)
-        return parts[0].view(self.shape) if self.is_view else torch.cat(parts).view(self.shape)
+        if self.is_view:
+            return parts[0] if parts[0].shape == self.shape else parts[0].view(self.shape)
+        if not self.windows:
+            return torch.cat(parts).view(self.shape)
+        gathered = parts[0].new_empty(self.shape)
+        torch._foreach_copy_(self.parts(gathered), parts)
+        return gathered
 
     def inside(self, pieces: Sequence[Tensor]) -> list[Tensor]:
         """Where the blocks lie, as views."""
-        first, found = self.members[0], [pieces[i] for i in self.pieces]
-        if first.is_contiguous:
-            return found
-        start = found[0].storage_offset() + first.offset - first.start
-        return [found[0].as_strided(self.shape, (self.shape[2], first.width, 1), start)]
+        if not self.windows:
+            return [pieces[i] for i in self.pieces]
+        q, begin = self.shape[2], pieces[0].storage_offset()  # the first piece begins where the vector does
+        return [pieces[0].as_strided((*w.counts, q), (*w.steps, 1), begin + w.start) for w in self.windows]
 
     def parts(self, stacked: Tensor) -> list[Tensor]:
         """A stack cut as ``inside`` is."""
-        if not self.members[0].is_contiguous:
+        if not self.windows:
+            return [stacked.view(-1)] if len(self.pieces) == 1 else list(torch.split(stacked.view(-1), self.lengths))
+        _, p, q = self.shape
+        if self.is_view and len(self.windows[0].counts) == 2:
             return [stacked]
-        return [stacked.view(-1)] if len(self.pieces) == 1 else list(torch.split(stacked.view(-1), self.lengths))
+        cut = torch.split(stacked, [math.prod(w.counts) // p for w in self.windows])
+        return [part.view(*w.counts, q) for part, w in zip(cut, self.windows, strict=True)]
 
     def scatter(self, stacked: Tensor, pieces: Sequence[Tensor]) -> None:
         """Write a stack to where its blocks lie."""
@@ -111,7 +138,7 @@ class Stacks:
     """
 
     def __init__(self, members: Sequence[Member], rest: Sequence[tuple[int, int]], n: int) -> None:
-        groups = list(_neighbours(sorted(members, key=_position)))
+        groups = list(_neighbours(sorted(members, key=lambda member: (member.kind, _position(member)))))
         places = [_places(group) for group in groups]
         bounds = sorted({0, n, *(end for place in (*places, [*rest]) for part in place for end in part)})
         index = {start: i for i, start in enumerate(bounds)}
@@ -151,11 +178,15 @@ def _position(member: Member) -> int:
 
 
 def _neighbours(members: Sequence[Member]) -> Iterator[list[Member]]:
-    """Those that can be in one stack."""
+    """Those that can be in one stack: of one kind, with every factor at equal distances in its memory."""
     group: list[Member] = []
     for member in members:
-        size = math.prod(member.block.shape) * (len(group) + 1)
-        if group and not (size <= LARGEST and group[-1].precedes(member)):
+        distances = group[-1].distances(member) if group and group[-1].kind == member.kind else None
+        fits = distances is not None and min(distances, default=0) > 0
+        fits = fits and math.prod(member.block.shape) * (len(group) + 1) <= LARGEST
+        if fits and len(group) > 1:
+            fits = group[0].distances(group[1]) == distances
+        if group and not fits:
             yield group
             group = []
         group.append(member)
@@ -163,11 +194,44 @@ def _neighbours(members: Sequence[Member]) -> Iterator[list[Member]]:
         yield group
 
 
+def windows(members: Sequence[Member]) -> list[Window]:
+    """Where they lie in a vector, in as few windows as rows of equal distances make."""
+    found = [Window(member.offset, (member.block.shape[0],), (member.width,)) for member in members]
+    while len(merged := _rows(found)) < len(found):
+        found = merged
+    return found
+
+
+def _rows(found: Sequence[Window]) -> list[Window]:
+    """Windows of one form at equal distances as rows of one.
+
+    >>> blocks = [Window(start, (2,), (8,)) for start in (0, 4, 64, 68, 128, 132)]
+    >>> _rows(blocks[:3])
+    [Window(start=0, counts=(2, 2), steps=(4, 8)), Window(start=64, counts=(2,), steps=(8,))]
+    >>> _rows(_rows(blocks))
+    [Window(start=0, counts=(3, 2, 2), steps=(64, 4, 8))]
+    """
+    rows: list[list[Window]] = []
+    for window in found:
+        row = rows[-1] if rows else []
+        fits = bool(row) and (row[0].counts, row[0].steps) == (window.counts, window.steps)
+        step = window.start - row[-1].start if fits else 0
+        if step > 0 and (len(row) == 1 or row[1].start - row[0].start == step):  # a tensor has no steps backwards
+            row.append(window)
+        else:
+            rows.append([window])
+    return [
+        Window(row[0].start, (len(row), *row[0].counts), (row[1].start - row[0].start, *row[0].steps))
+        if len(row) > 1 else row[0]
+        for row in rows
+    ]  # fmt: skip
+
+
 def _places(group: Sequence[Member]) -> list[tuple[int, int]]:
     """Where they lie in a vector, neighbours as one."""
     first, size = group[0], math.prod(group[0].block.shape)
     if not first.is_contiguous:
-        return [(first.start, first.start + first.height * first.width)]
+        return []
     found: list[tuple[int, int]] = []
     for member in group:
         if found and found[-1][1] == member.offset:
@@ -177,15 +241,11 @@ def _places(group: Sequence[Member]) -> list[tuple[int, int]]:
     return found
 
 
-def _adjacent(a: Tensor, b: Tensor) -> bool:
-    same = a.untyped_storage()._cdata == b.untyped_storage()._cdata
-    return same and a.storage_offset() + a.numel() == b.storage_offset()
-
-
 def _stacked(tensors: Sequence[Tensor | None]) -> Tensor | None:
-    """Adjacent matrices as one tensor."""
-    first = tensors[0]
+    """Matrices at equal distances as one tensor."""
+    first, second = tensors[0], tensors[1] if len(tensors) > 1 else None
     if first is None:
         return None
-    n = first.shape[0]
-    return first.as_strided((len(tensors), n, n), (n * n, n, 1), first.storage_offset())
+    n, start = first.shape[0], first.storage_offset()
+    distance = n * n if second is None else second.storage_offset() - start
+    return first.as_strided((len(tensors), n, n), (distance, n, 1), start)

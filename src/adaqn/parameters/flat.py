@@ -120,10 +120,10 @@ class FlatParameters:
     @torch.no_grad()
     def gather_gradients(self, views: list[Tensor]) -> list[int]:
         """The views of a vector ← the gradients, zero where there is none; returns which parameters have one."""
-        present, targets, gradients = [], [], []
+        present, targets, gradients, missing = [], [], [], []
         for i, (p, view) in enumerate(zip(self.params, views, strict=True)):
             if p.grad is None:
-                view.zero_()
+                missing.append(view)
                 continue
             if p.grad.layout != torch.strided:
                 raise RuntimeError(
@@ -133,6 +133,8 @@ class FlatParameters:
             present.append(i)
             targets.append(view)
             gradients.append(p.grad)
+        if missing:
+            torch._foreach_zero_(missing)
         if present:
             self.read(targets, gradients, present)
         return present

@@ -73,7 +73,8 @@ class H0Layout:
     @cached_property
     def names(self) -> set[str]:
         """By which H0's matrices may be saved."""
-        return set(self.expected)
+        diagonals = {f"scaling_{name}{DIAGONAL}" for name in self.scaling.vector_names}
+        return {*self.expected, *(diagonals if self.expected else ())}
 
     def parts_of(self, indices: Iterable[int]) -> list[int]:
         """The parts of these parameters."""
@@ -85,7 +86,7 @@ class H0Layout:
 
     def saved(self, index: int, tensors: list[dict[str, Tensor]]) -> dict[str, Tensor]:
         """What is saved of a parameter."""
-        return tensors[index]
+        return {**tensors[index], **self.straight(index)}
 
     def load(self, index: int, entry: Mapping[str, Any], tensors: list[dict[str, Tensor]]) -> None:
         """Take back what ``saved`` gave; H0 has its vectors and numbers already.
@@ -99,7 +100,7 @@ class H0Layout:
             return
         if names <= set(entry):
             self.take(index, entry, tensors)
-            if self._fits(index, tensors):
+            if not self._seem_not_loaded(index) or self._are_straight(index, entry):
                 self.check_bases(index)
                 return
         self.restart(index, entry)
@@ -109,8 +110,7 @@ class H0Layout:
         if not isinstance(self.scaling, Kronecker):
             return
         wrong = sum(not self.scaling.has_bases(part) for part in self.parts_of([index]))
-        here = torch.tensor([float(wrong)], dtype=torch.float64, device=self.flat.device)
-        if float(self.flat.reduce(here)) > 0.0:
+        if self._everywhere(wrong) > 0:
             raise ValueError(OTHER_BLOCKS.format(index))
 
     def take(self, index: int, entry: Mapping[str, Any], tensors: list[dict[str, Tensor]]) -> None:
@@ -118,14 +118,43 @@ class H0Layout:
         for name, ours in tensors[index].items():
             ours.copy_(entry[name].reshape(ours.shape))
 
-    def _fits(self, index: int, tensors: list[dict[str, Tensor]]) -> bool:
-        """Second moments and no averages to go with them: those were not loaded."""
-        parts = self.parts_of([index])
-        averages = [t for part in parts for name, t in tensors[part].items() if name.endswith("_average")]
-        sums = [sum(float(t.abs().sum()) for t in found) for found in (averages, self._vectors(index).values())]
-        here = torch.tensor(sums, dtype=torch.float64, device=self.flat.device)
-        of_averages, of_vectors = self.flat.reduce(here).tolist()
-        return not (of_averages == 0.0 and of_vectors != 0.0)  # averages of huge gradients may be nan, and are theirs
+    def _seem_not_loaded(self, index: int) -> bool:
+        """Second moments of gradients that were seen, beside matrices from before the first of them?
+
+        One that has begun again, and seen nothing since, has just these; its second moments are in its own coordinates.
+        """
+        if not isinstance(self.scaling, Kronecker) or not self._seen(index):
+            return False
+        learnt = sum(not self.scaling.is_new(part) for part in self.parts_of([index]))
+        vectors = sum(bool(view.any()) for view in self._vectors(index).values())
+        return self._everywhere(learnt) == 0 and self._everywhere(vectors) > 0
+
+    def straight(self, index: int) -> dict[str, Tensor]:
+        """What is saved of matrices that would seem not to be loaded, for all gradients since they began were zero."""
+        if not self._seem_not_loaded(index):
+            return {}
+        vectors = self._vectors(index).items()
+        return {f"scaling_{name}{DIAGONAL}": self.flat.saved(index, view.clone()) for name, view in vectors}
+
+    def _are_straight(self, index: int, entry: Mapping[str, Any]) -> bool:
+        """Was it saved that the vectors are in the parameter's own coordinates?"""
+        vectors, others = self._vectors(index), 0
+        if not {f"scaling_{name}{DIAGONAL}" for name in vectors} <= set(entry):
+            return False
+        for name, view in vectors.items():
+            known = self.flat.held(index, entry[f"scaling_{name}{DIAGONAL}"], view)
+            others += not torch.equal(known.to(view), view)
+        return self._everywhere(others) == 0
+
+    def _everywhere(self, count: int) -> float:
+        """Over all processes, where each has a part."""
+        return float(self.flat.reduce(torch.tensor([float(count)], dtype=torch.float64, device=self.flat.device)))
+
+    def _seen(self, index: int) -> float:
+        """How many gradients H0 has seen, the same in all processes: by that matrices and vectors know each other."""
+        (part, *_) = self.parts_of([index])
+        numbers = self.scaling.numbers(part)
+        return float(numbers.get("seen", max(numbers.values(), default=0.0)))
 
     def restart(self, index: int, entry: Mapping[str, Any]) -> None:
         """Begin with what is saved in the parameter's own coordinates.
@@ -277,11 +306,6 @@ class ShardedH0(H0Layout):
                 return
         self.restart(index, entry)
 
-    def _seen(self, index: int) -> float:
-        """How many gradients H0 has seen, the same in all processes: by that matrices and vectors know each other."""
-        numbers = self.scaling.numbers(index)
-        return float(numbers.get("seen", max(numbers.values(), default=0.0)))
-
 
 class DealtH0(H0Layout):
     """Each block that lies here is a matrix of its own; a process may have none of a parameter."""
@@ -348,7 +372,7 @@ class DealtH0(H0Layout):
                 mine = torch.cat(ours) if ours else self.flat.new()[:0]
                 places = self._positions(index, name.removeprefix("scaling_"))
                 found[name] = to_slices(self.flat.processes, mine, places, shape[0])
-        return found
+        return {**found, **self.straight(index)}
 
     def take(self, index: int, entry: Mapping[str, Any], tensors: list[dict[str, Tensor]]) -> None:
         for name, shapes in self.expected.items():
