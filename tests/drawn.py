@@ -7,8 +7,10 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 SHAPES = [(), (1,), (3,), (5,), (2, 3), (4, 4), (3, 1, 2), (0,)]
 REAL = [torch.float32, torch.float64]
@@ -47,10 +49,31 @@ def gradient(random: Random, p: Tensor) -> Tensor | None:
 
 # ---------------------------------------------------------------------- damage to a saved state
 
+
+def nested_list(depth: int) -> list[Any]:
+    found: list[Any] = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
+def freed(t: Tensor) -> Tensor:
+    """Whoever reads it reads memory that is not there."""
+    t = t.clone()
+    t.untyped_storage().resize_(0)
+    return t
+
+
+def fake(t: Tensor) -> Tensor:
+    with FakeTensorMode() as mode:
+        return mode.from_tensor(t)
+
+
 NO_NUMBERS: list[Any] = [
     "abc", None, math.nan, math.inf, -1, -1.0, 3.5, 10**400, 10**30, -(10**400), [1], {}, b"x", 1j, (), "3",
     torch.tensor(3), torch.tensor(3.5), torch.ones(2), torch.ones((), device="meta"), torch.ones(1).to_sparse(), 0, 1,
-    True, 2.0, 1e-300,
+    True, 2.0, 1e-300, 1.7e308, np.complex64(1), bytearray(b"1"), torch.tensor(1.0).to(torch.float8_e4m3fn),
+    nn.Parameter(torch.tensor(1.0)),
 ]  # fmt: skip
 
 
@@ -60,6 +83,8 @@ def _quantized(t: Tensor) -> Tensor:
 
 TENSORS: dict[str, Callable[[Tensor], Any]] = {
     "meta": lambda t: t.to("meta"),
+    "freed": freed,
+    "fake": fake,
     "sparse": lambda t: t.to_sparse(),
     "csr": lambda t: t.reshape(1, -1).to_sparse_csr(),
     "quantized": _quantized,
@@ -173,5 +198,5 @@ def is_taken_over(given: Any, loaded: Any) -> bool:
         given = given.detach().to(loaded.dtype)
         return given.numel() == loaded.numel() and is_same(given.reshape(loaded.shape), loaded)
     if isinstance(given, Tensor):
-        return given.numel() == 1 and float(given) == loaded
+        return given.numel() == 1 and float(given.detach()) == loaded
     return is_same(given, loaded)

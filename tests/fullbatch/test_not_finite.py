@@ -236,3 +236,22 @@ def test_no_step_without_a_search_leads_to_weights_that_are_not_finite(max_iter,
     assert opt.stats.nonfinite == 1
     assert 0.0 < w.detach().norm() < before.norm()
     assert opt.stats.stored > 0
+
+
+@pytest.mark.parametrize("method", [adaqn.LBFGS, adaqn.BFGS])
+def test_a_length_that_the_dtype_cannot_hold_is_like_one_whose_loss_is_not_finite(method):
+    """torch would not convert 1e300 to float32; a search may ask for it, whatever lr is."""
+    tried = []
+
+    def search(line, start, first, **_):
+        tried.append(line(1e300))
+        return Found(line(1e-3), True, "short", 2)
+
+    w = nn.Parameter(torch.full((3,), 0.2))
+    problem = Problem(nn.ParameterList([w]), lambda: (w - 0.9).square().sum())
+    opt = method([w], line_search_fn=search, max_iter=1)
+    before = problem.loss().item()
+    problem.run(opt, 1)
+    assert tried[0].value == math.inf
+    assert opt.stats.nonfinite == 1
+    assert problem.loss().item() < before

@@ -106,7 +106,7 @@ def test_many_drawn_states_are_loaded_exactly_or_change_nothing(method, record_p
 @EVERY
 def test_an_lr_that_no_step_can_go_by_is_refused_when_it_is_loaded(method):
     trained = Trained(method)
-    for lr in ("abc", None, float("nan"), -1.0, torch.ones((), device="meta")):
+    for lr in ("abc", None, float("nan"), -1.0, 1e300, drawn.freed(torch.ones(())), torch.ones((), device="meta")):
         state = copy.deepcopy(trained.state)
         state["param_groups"][0]["lr"] = lr
         with pytest.raises(ValueError, match=r"param groups of the saved state.*lr"):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from adaqn.core.checks import at_least_one, choose, number
 from adaqn.parameters.flat import check_one_device
 from adaqn.parameters.loading import entries_by_parameter
-from adaqn.parameters.saved import LARGEST_WHOLE, check_number, check_range, check_same, check_tensor
+from adaqn.parameters.saved import LARGEST_WHOLE, check_number, check_range, check_same, check_tensor, plain
 
 PRECONDITIONERS = {name: name for name in ("fisher", "gradient", "none")}
 
@@ -118,13 +118,14 @@ def saved_stats(state_dict: dict[str, Any], params: Sequence[Tensor]) -> Hessian
         return None
     if len(entries) < len(params):
         raise ValueError(f"the saved state is of {len(entries)} of {len(params)} parameters: it is damaged")
-    check_same(list(entries.values()), names)
+    numbers = [{name: plain(entry[name]) for name in names} for entry in entries.values()]
+    check_same(numbers, names)
     kinds = {"int": int, "float": float}
-    return HessianFreeStats(**{f.name: kinds[str(f.type)](entries[0][f.name]) for f in fields(HessianFreeStats)})
+    return HessianFreeStats(**{f.name: kinds[str(f.type)](numbers[0][f.name]) for f in fields(HessianFreeStats)})
 
 
 def _check_stat(index: int, name: str, saved: Any, *, is_whole: bool) -> None:
-    if name == "reduction_ratio" and saved == -math.inf:
+    if name == "reduction_ratio" and plain(saved) == -math.inf:
         return
     check_number(index, name, saved, signed=name == "reduction_ratio")
     if is_whole:

@@ -20,6 +20,7 @@ from adaqn.baselines.kfac_options import (
     check_numbers,
     check_seen,
     check_state,
+    with_plain_counts,
 )
 from adaqn.baselines.kfac_step import Seen, all_finite, descend, directions, update_factors, update_inverses
 from adaqn.core.checks import step_size
@@ -289,7 +290,7 @@ class KFAC(Optimizer):
 
         def restore(saved: dict[str, Any]) -> tuple[None, dict[str, Any]]:
             check_state(self.blocks, self._parameters(), entries_by_parameter(saved))
-            return None, saved
+            return None, {**saved, "state": with_plain_counts(saved["state"])}
 
         def place(_: None) -> None:
             self._recorder.clear()

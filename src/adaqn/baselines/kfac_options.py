@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from adaqn.baselines.kfac_layers import Block
 from adaqn.core.checks import at_least_one, choose, number, step_size
 from adaqn.parameters.flat import trainable
-from adaqn.parameters.saved import LARGEST_WHOLE, check_number, check_range, check_tensor
+from adaqn.parameters.saved import LARGEST_WHOLE, check_number, check_range, check_tensor, plain
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,10 @@ class KFACOptions:
                 raise ValueError(
                     f"kl_clip must be a finite number greater than 0, got {self.kl_clip}: use None for no bound"
                 )
+
+
+COUNTS = frozenset(("steps", "nonfinite", "inversions", "estimates"))
+"""In the saved state of a parameter."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,7 @@ def check_state(blocks: Sequence[Block], params: Sequence[Tensor], entries: Mapp
     for i, entry in entries.items():
         if "momentum" in entry:
             check_tensor(i, "momentum", entry["momentum"], tuple(params[i].shape), kept_as=kept_as)
-        for name in {"steps", "nonfinite", "inversions", "estimates"} & set(entry):
+        for name in COUNTS & set(entry):
             check_number(i, name, entry[name])
             check_range(i, name, entry[name], LARGEST_WHOLE)
         if "kl_scale" in entry:
@@ -132,6 +136,16 @@ def check_state(blocks: Sequence[Block], params: Sequence[Tensor], entries: Mapp
             for kept in sorted({name, f"{name}_inverse"} & set(entry)):
                 check_tensor(index, kept, entry[kept], shape, kept_as=kept_as)
         index += len(block.params)
+
+
+def with_plain_counts(state: Mapping[Any, Any]) -> dict[Any, Any]:
+    """A saved state that was checked, with counts that came as tensors as Python's own."""
+    return {
+        key: {name: plain(v) if name in COUNTS else v for name, v in entry.items()}
+        if isinstance(entry, dict)
+        else entry
+        for key, entry in state.items()
+    }
 
 
 def check_gradients(params: Sequence[Tensor]) -> None:

@@ -150,10 +150,10 @@ class SFOState:
     def check(self, entries: list[dict[str, Any]]) -> None:
         """Do these entries fit? One clear error if not."""
         for index, (ours, saved) in enumerate(zip(self.per_parameter(), entries, strict=True)):
-            check_number(index, "format", saved.get("format", FORMAT))
-            if index == 0 and saved.get("format", FORMAT) != FORMAT:
+            version = check_number(index, "format", saved.get("format", FORMAT))
+            if index == 0 and version != FORMAT:
                 raise ValueError(
-                    f"the saved state of SFO has format {saved['format']} and this version of adaqn reads {FORMAT}: "
+                    f"the saved state of SFO has format {version} and this version of adaqn reads {FORMAT}: "
                     "load it with the adaqn that wrote it"
                 )
             if set(ours) != set(saved):

@@ -9,8 +9,32 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 T = TypeVar("T")
+LARGEST_STEP = torch.finfo(torch.float32).max
+"""torch refuses a longer one with a vector of float32: "value cannot be converted to type float without overflow"."""
+
+
+LONGEST = 80
+"""Characters of a value in an error."""
+
+
+def shown(value: Any) -> str:
+    """A value as one line of an error, whatever it is.
+
+    >>> shown("a"), shown(torch.nn.Parameter(torch.tensor(1.0)))
+    ("'a'", 'Parameter containing: tensor(1., requires_grad=True)')
+    """
+    if isinstance(value, Tensor) and (fault := unreadable(value)):
+        return fault  # to print one without data may end the process
+    try:
+        text = " ".join(repr(value).split())
+    except (
+        Exception
+    ):  # lists in lists without end, or whole numbers of thousands of digits, which Python does not write
+        return f"a {type(value).__name__} that cannot be written out"
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
 def at_least_one(name: str, value: int) -> int:
@@ -30,7 +54,7 @@ def whole(name: str, value: int, least: int) -> int:
     except TypeError:
         found = None
     if found is None:
-        raise TypeError(f"{name} must be a whole number, got {value!r}")
+        raise TypeError(f"{name} must be a whole number, got {shown(value)}")
     if found < least:
         raise ValueError(f"{name} must be at least {least}, got {found}")
     return found
@@ -39,7 +63,7 @@ def whole(name: str, value: int, least: int) -> int:
 def number(name: str, value: Any) -> Any:
     """A real number; True and False are none."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} must be a number, got {value!r}")
+        raise TypeError(f"{name} must be a number, got {shown(value)}")
     if isinstance(value, int) and abs(value) >= 2**63:  # perhaps of hundreds of digits, which nobody wants to read
         raise ValueError(f"{name} must be a number that a tensor can hold, got a whole number of 2^63 or more")
     return value
@@ -81,7 +105,7 @@ def between(name: str, value: Any, low: float, high: float, *, or_equal: bool = 
 
 def flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {value!r}")
+        raise TypeError(f"{name} must be True or False, got {shown(value)}")
     return value
 
 
@@ -97,11 +121,37 @@ def unreadable(tensor: Tensor) -> str | None:
         return f"a sparse tensor ({tensor.layout})"
     if tensor.is_quantized:
         return f"a quantized tensor ({tensor.dtype})"
-    return "on the device 'meta', without data" if tensor.is_meta else None
+    return "on the device 'meta', without data" if tensor.is_meta else without_data(tensor)
+
+
+def without_data(tensor: Tensor) -> str | None:
+    """What keeps an ordinary tensor from having its numbers: to read them then may end the process, without an error.
+
+    >>> freed = torch.ones(2)
+    >>> _ = freed.untyped_storage().resize_(0)
+    >>> without_data(torch.ones(2)), without_data(freed)
+    (None, 'a tensor whose storage was freed: it has 0 of 8 bytes')
+    """
+    if is_lazy(tensor):
+        return "a parameter that was never initialized"
+    if tensor.is_nested or tensor.is_meta or tensor.layout != torch.strided:
+        return None  # is none, or has no one storage
+    own: Tensor = getattr(tensor, "_local_tensor", tensor)  # a DTensor's is that of its part
+    try:
+        storage = own.untyped_storage()
+    except (RuntimeError, NotImplementedError):
+        return "a tensor without a storage"
+    if storage.device.type == "meta":
+        return "a fake tensor, without data"
+    last = sum((n - 1) * stride for n, stride in zip(own.shape, own.stride(), strict=True))
+    needed = (own.storage_offset() + last + 1) * own.element_size() if own.numel() else 0
+    if storage.nbytes() < needed:
+        return f"a tensor whose storage was freed: it has {storage.nbytes()} of {needed} bytes"
+    return None
 
 
 def step_size(name: str, value: Any) -> Any:
-    """A finite number of at least 0, or a tensor that holds one.
+    """A number from 0 to the largest of float32, or a tensor that holds one.
 
     >>> step_size("lr", 0.1)
     0.1
@@ -112,15 +162,19 @@ def step_size(name: str, value: Any) -> Any:
         raise ValueError(f"Tensor {name} must be 1-element, got one of shape {tuple(value.shape)}")
     if not isinstance(value, Tensor):
         number(name, value)
-    elif value.is_complex() or value.dtype == torch.bool:
+    elif value.is_complex() or value.dtype == torch.bool or (value.is_floating_point() and value.element_size() == 1):
+        # With eight bits torch stores numbers, and does not calculate.
         raise TypeError(f"{name} must be a number, got a tensor of {value.dtype}")
-    if not (math.isfinite(float(value)) and float(value) >= 0.0):
+    size = float(value.detach() if isinstance(value, Tensor) else value)
+    if not (math.isfinite(size) and size >= 0.0):
         raise ValueError(f"{name} must be a finite number of at least 0, got {value}")
+    if size > LARGEST_STEP:
+        raise ValueError(f"{name} must be at most {LARGEST_STEP:.4g}, the largest number of float32, got {value}")
     return value
 
 
 def choose(name: str, value: str, choices: dict[str, T]) -> T:
     """What stands behind that name."""
     if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"{name} must be one of {sorted(choices)}, got {value!r}")
+        raise ValueError(f"{name} must be one of {sorted(choices)}, got {shown(value)}")
     return choices[value]

@@ -103,7 +103,9 @@ class Line:
         if t == 0.0:
             self.point.copy_(self.origin)
         else:
-            torch.add(self.origin, self.direction, alpha=t, out=self.point)
+            # A length beyond the dtype is infinite in it, and so is the point; torch would not convert it.
+            held = math.copysign(math.inf, t) if abs(t) > torch.finfo(self.origin.dtype).max else t
+            torch.add(self.origin, self.direction, alpha=held, out=self.point)
         memory.set_weights(self.point)
         self.at = t
 

@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from adaqn.core.acceptance import SMALLEST_MULTIPLIER
+from adaqn.core.checks import unreadable
 from adaqn.core.curvature import Curvature
 from adaqn.core.scaling import Scaling
 from adaqn.optim.descent import Group, any_momentum
@@ -29,9 +30,11 @@ from adaqn.parameters.flat import FlatParameters
 from adaqn.parameters.h0_layout import layout_for, of_other_layout
 from adaqn.parameters.loading import Entry, entries_by_parameter
 from adaqn.parameters.saved import (
+    LARGEST_WHOLE,
     Expected,
     check_entries,
     check_number,
+    check_range,
     check_restored,
     foreign,
     with_plain_numbers,
@@ -57,6 +60,7 @@ NEW_IN_6 = ("averaged_steps", "evaluating")
 NEW_IN_7 = ("by_first_look",)
 SIGNED = ("best_loss",)
 """All other numbers are at least 0."""
+COUNTS = ("window_count", "window_steps", *(field.name for field in fields(Counters) if field.type == "int"))
 
 
 def own_names(scaling: Scaling, curvature: Curvature, shapes: Iterable[Sequence[int]]) -> set[str]:
@@ -103,11 +107,12 @@ def saved_entries(state_dict: dict[str, Any], own: set[str]) -> dict[int, Entry]
     """Parameter index → our part of its saved state in today's format, by the order of the groups."""
     saved = entries_by_parameter(state_dict)
     ours = {i: {name: v for name, v in entry.items() if name in own} or _of_torch(entry) for i, entry in saved.items()}
-    for i, entry in ours.items():
-        check_number(i, "format", entry.get("format", FORMAT))
-    if len(formats := {float(entry.get("format", FORMAT)) for entry in ours.values() if entry}) > 1:
+    found = {i: check_number(i, "format", entry.get("format", FORMAT)) for i, entry in ours.items()}
+    if len(formats := {float(found[i]) for i, entry in ours.items() if entry}) > 1:
         raise ValueError(f"the saved states of the parameters have several formats, {sorted(formats)}: corrupt state")
-    return {i: migrated(entry) for i, entry in ours.items() if entry}
+    return {
+        i: migrated({**entry, "format": found[i]} if "format" in entry else entry) for i, entry in ours.items() if entry
+    }
 
 
 def _of_torch(entry: Entry) -> Entry:
@@ -162,17 +167,20 @@ def expected_of(method: Method, flat: FlatParameters, *, momentum: bool) -> Expe
 
 def check_pairs(entries: list[Entry], method: Method) -> None:
     """Up to 0.2 the default kept pairs, and its states are still about."""
-    saved = [
-        entry["pairs_s"] for entry in entries if isinstance(entry.get("pairs_s"), Tensor) and entry["pairs_s"].dim()
-    ]
-    sizes = {len(s) for s in saved}
+    sizes = _rows(entries, "pairs_s")
     if method.memory_size == 0 and sizes - {0}:
-        gradients = {len(e["fisher"]) for e in entries if isinstance(e.get("fisher"), Tensor) and e["fisher"].dim()}
+        gradients = _rows(entries, "fisher")
         fisher = f", fisher_size={max(gradients)}" if gradients else ""
         raise ValueError(
             f"the state was saved with room for {max(sizes)} pairs, and this optimizer keeps none: go on with "
             f"pairs=PairOptions(memory_size={max(sizes)}{fisher}), as the default was up to 0.2, or start without it"
         )
+
+
+def _rows(entries: list[Entry], name: str) -> set[int]:
+    """How many there are, by parameter; what cannot be looked at is left for the check to name."""
+    saved = [entry[name] for entry in entries if isinstance(entry.get(name), Tensor)]
+    return {len(tensor) for tensor in saved if not unreadable(tensor) and tensor.dim()}
 
 
 def restored(params: list[Tensor], entries: list[Entry], method: Method, *, momentum: bool) -> State:
@@ -181,6 +189,9 @@ def restored(params: list[Tensor], entries: list[Entry], method: Method, *, mome
     expected = expected_of(method, flat, momentum=momentum)
     check_pairs(entries, method)
     check_entries(entries, flat, expected)
+    for index, entry in enumerate(entries):
+        for name in COUNTS:
+            check_range(index, name, entry[name], LARGEST_WHOLE)
     entries = with_plain_numbers(entries, expected)
     state = new_state(method, flat, momentum=momentum)
     if entries[0]["keeps_accepted"]:
@@ -191,4 +202,7 @@ def restored(params: list[Tensor], entries: list[Entry], method: Method, *, mome
     if state.accepted is not None and entries[0]["keeps_accepted"] == 0:  # saved where no average was kept
         entries = [{**entry, "keeps_accepted": 1} if entry["keeps_accepted"] == 0 else entry for entry in entries]
     check_restored(entries, state)
+    if state.counters.started and not bool(state.anchor.isfinite().all()):
+        # Nothing that is not finite is accepted (D13). Weights before the first cycle may be anything.
+        raise ValueError("the saved 'anchor' is not finite, and no cycle accepts such weights: corrupt state")
     return state

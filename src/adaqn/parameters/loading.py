@@ -12,7 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
+from torch import Tensor
 from torch.optim import Optimizer
+
+from adaqn.core.checks import without_data
 
 T = TypeVar("T")
 Entry = dict[str, Any]
@@ -83,6 +86,10 @@ def check_structure(saved: Any, groups: Groups) -> None:
     state = saved["state"]
     if not isinstance(state, Mapping) or not all(isinstance(state[key], dict) for key in keys if key in state):
         raise ValueError("the saved 'state' is not a dictionary of dictionaries: the state is damaged")
+    for index, entry in entries_by_parameter(saved).items():
+        for name, value in entry.items():
+            if isinstance(value, Tensor) and (fault := without_data(value)):
+                raise ValueError(f"the saved {name!r} of parameter {index} is {fault}: the state is damaged")
 
 
 def _check_saved_groups(groups: Groups, needed: set[str], check: Callable[[Groups], object]) -> None:
@@ -92,9 +99,15 @@ def _check_saved_groups(groups: Groups, needed: set[str], check: Callable[[Group
                 f"param group {i} of the saved state has no {missing[0]!r}: it was saved by another optimizer, or it "
                 "is damaged"
             )
+        for name, value in group.items():
+            fault = without_data(value) if isinstance(value, Tensor) else None
+            if fault is None and isinstance(value, Tensor) and not value.is_leaf:
+                fault = "a tensor with a graph, which cannot be copied"
+            if fault is not None:
+                raise ValueError(f"the param groups of the saved state: {name} of group {i} is {fault}")
     try:
         check(groups)
-    except (TypeError, ValueError, RuntimeError) as error:  # the last where tensors are compared
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:  # the last two where numbers are compared
         raise ValueError(f"the param groups of the saved state: {error}") from error
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adaqn.core.checks import unreadable
+from adaqn.core.checks import shown, unreadable
 from adaqn.parameters.buffers import Shapes
 from adaqn.parameters.flat import FlatParameters
 from adaqn.parameters.h0_layout import of_other_layout
@@ -73,8 +73,7 @@ def check_entries(entries: Sequence[Entry], flat: FlatParameters, expected: Expe
     """Do these entries fit a state of those parameters? One clear error if not."""
     for index, entry in enumerate(entries):
         shape = flat.saved_shape(index)
-        version = entry.get("format", expected.format)
-        check_number(index, "format", version)
+        version = check_number(index, "format", entry.get("format", expected.format))
         if version != expected.format:
             first = "" if expected.oldest == expected.format else f"{expected.oldest} to "
             raise ValueError(
@@ -111,8 +110,20 @@ def check_entries(entries: Sequence[Entry], flat: FlatParameters, expected: Expe
 
 def with_plain_numbers(entries: Sequence[Entry], expected: Expected) -> list[Entry]:
     """Numbers that came as tensors, or as numpy's, as Python's own."""
-    plain = expected.numbers
-    return [{n: v.item() if n in plain and hasattr(v, "item") else v for n, v in entry.items()} for entry in entries]
+    return [{n: plain(v) if n in expected.numbers else v for n, v in entry.items()} for entry in entries]
+
+
+def plain(saved: Any) -> int | float | None:
+    """A number that may have come as a tensor, or as numpy's; ``None`` for what is none.
+
+    >>> plain(torch.tensor(3)), plain(2.5), plain("3")
+    (3, 2.5, None)
+    """
+    if isinstance(saved, Tensor):
+        saved = None if unreadable(saved) or saved.numel() != 1 or saved.is_complex() else saved.detach().item()
+    elif getattr(saved, "shape", None) == () and hasattr(saved, "item"):
+        saved = saved.item()
+    return saved if isinstance(saved, int | float) else None
 
 
 def check_restored(entries: Sequence[Entry], memory: Memory) -> None:
@@ -158,25 +169,29 @@ def _same_vectors(theirs: tuple[int, ...], ours: tuple[int, ...], rows: int) -> 
     return one_is_flat and theirs[:rows] == ours[:rows] and math.prod(theirs) == math.prod(ours)
 
 
-def check_number(index: int, name: str, saved: Any, *, signed: bool = False) -> None:
-    """A finite number, within what float64 and whole numbers both hold; of at least 0 if it has no sign."""
-    try:
-        value = None if isinstance(saved, str | bytes) or _is_unreadable(saved) else float(saved)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        value = None
-    usable = value is not None and math.isfinite(value) and (value >= 0.0 or signed)
-    if not usable or (isinstance(saved, int) and abs(saved) > LARGEST_WHOLE):
+def check_number(index: int, name: str, saved: Any, *, signed: bool = False) -> int | float:
+    """A finite number, whole ones within what float64 holds exactly; of at least 0 if it has no sign."""
+    value = plain(saved)
+    if isinstance(value, int) and abs(value) > LARGEST_WHOLE:
+        said, value = f"beyond ±{LARGEST_WHOLE}", None  # Python refuses to write out thousands of digits
+    else:
+        said = shown(saved)
+    if value is None or not math.isfinite(value) or (value < 0.0 and not signed):
         raise ValueError(
-            f"the saved {name!r} of parameter {index} is {_shortened(saved)}, not "
+            f"the saved {name!r} of parameter {index} is {said}, not "
             f"{'a finite number' if signed else 'a number of at least 0'}: corrupt state"
         )
+    return value
 
 
-def check_range(index: int, name: str, saved: Any, largest: int, smallest: int = 0) -> None:
-    if not (smallest <= saved <= largest and saved == int(saved)):
+def check_range(index: int, name: str, saved: Any, largest: int, smallest: int = 0) -> int:
+    """A whole number within limits."""
+    value = plain(saved)
+    if value is None or not (smallest <= value <= largest and value == int(value)):
         raise ValueError(
-            f"the saved {name!r} of parameter {index} is {saved}, outside {smallest} to {largest}: corrupt state"
+            f"the saved {name!r} of parameter {index} is {shown(saved)}, outside {smallest} to {largest}: corrupt state"
         )
+    return int(value)
 
 
 def check_same(entries: Sequence[Entry], names: Iterable[str]) -> None:
@@ -195,14 +210,3 @@ def _same(a: Any, b: Any) -> bool:
         return a is b or bool(a == b)
     b = b.to(a.device, a.dtype)
     return bool(((a == b) | (a.isnan() & b.isnan())).all())
-
-
-def _is_unreadable(saved: Any) -> bool:
-    return isinstance(saved, Tensor) and unreadable(saved) is not None
-
-
-def _shortened(saved: Any) -> str:
-    if isinstance(saved, int) and abs(saved) > LARGEST_WHOLE:
-        return f"beyond ±{LARGEST_WHOLE}"  # Python refuses to write out thousands of digits
-    text = repr(saved)
-    return text if len(text) <= 80 else f"{text[:80]}…"

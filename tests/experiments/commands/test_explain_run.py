@@ -11,7 +11,8 @@ from adaqn.experiments.commands.app import app
 from adaqn.experiments.commands.explain import explain_run
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.training.config import RunConfig
-from adaqn.experiments.training.folder import CONFIG, CYCLES, kept_cycles
+from adaqn.experiments.training.cycles import kept_cycles
+from adaqn.experiments.training.folder import CONFIG, CYCLES
 from adaqn.experiments.training.opening import open_run
 from adaqn.experiments.training.parallel import run_one
 from adaqn.experiments.training.run import Run

@@ -49,6 +49,8 @@ def test_a_damaged_tuning_file_is_one_line(tmp_path, content):
         (["train", "--optimizer", "adam", "--option", "capturable=true", "--steps", "2"], "adam with"),
         (["compare", "--optimizers", "adam,adam"], "'adam' is given twice"),
         (["compare", "--workers", "0"], "workers must be at least 1"),
+        ([*WHOLE, "--lr", "1e300"], "lr must be at most 3.403e+38, the largest number of float32, got 1e+300"),
+        (["train", "--optimizer", "adam", "--lr", "1e300"], "lr must be at most 3.403e+38"),
         ([*WHOLE, "--schedule", "cosine"], "schedule is not for adaqn-lbfgs, whose step(closure) finds the length"),
         ([*WHOLE, "--warm-up", "3"], "warm-up is not for adaqn-lbfgs"),
         (["train", "--optimizer", "olbfgs", "--schedule", "cosine"], "olbfgs, whose step(closure) has one step size"),

@@ -13,7 +13,7 @@ from laboratory import wait_until, without_time
 
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.training import claims
-from adaqn.experiments.training.claims import STALE, ClaimLostError, Owner, busy, take, this_host
+from adaqn.experiments.training.claims import STALE, BusyError, ClaimLostError, Owner, busy, take, this_host
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.folder import CONFIG, METRICS, claimed
 from adaqn.experiments.training.parallel import run_one
@@ -73,6 +73,35 @@ def test_the_claim_of_another_machine_is_over_when_it_is_silent(tmp_path):
     assert claim.path.name == "claim.1"
     claim.end(forget=True)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_sign_of_life_from_the_far_future_is_none(tmp_path):
+    """The clock went backwards since: the claim would count until then."""
+    for seconds in (1.5 * STALE, 3600.0, 1e9):
+        path = written(tmp_path, ELSEWHERE, age=-seconds)
+        assert busy(tmp_path, time.time()) is None
+        claim = take(tmp_path)
+        assert claim is not None, seconds
+        claim.end(forget=True)
+    path = written(tmp_path, ELSEWHERE, age=-1e6)
+    path.write_text('{"host": "x')
+    os.utime(path, (time.time() + 1e6,) * 2)
+    assert take(tmp_path) is not None
+
+
+def test_clocks_that_are_a_little_off_and_processes_that_are_there_count(tmp_path):
+    written(tmp_path, ELSEWHERE, age=-0.5 * STALE)
+    assert take(tmp_path) is None
+    written(tmp_path, Owner(this_host(), os.getpid(), claims.started(os.getpid())[1]), age=-3600.0)
+    assert take(tmp_path) is None
+
+
+def test_a_folder_that_is_claimed_says_by_which_file_and_what_to_do(tmp_path):
+    written(tmp_path, ELSEWHERE)
+    path = written(tmp_path, ELSEWHERE, number=1)
+    with pytest.raises(BusyError) as caught, claimed(tmp_path):
+        pass
+    assert f"process 1 of another is at work there; if you know that it is not, delete {path}" in str(caught.value)
 
 
 def test_another_process_with_the_number_of_the_owner_is_not_the_owner(tmp_path):

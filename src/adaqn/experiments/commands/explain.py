@@ -13,7 +13,8 @@ from adaqn.experiments.commands.options import AsJson
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.optimizers import TABLE, entry
 from adaqn.experiments.reading import is_there
-from adaqn.experiments.training.folder import CONFIG, CYCLES, RESULT, kept_cycles, kept_iterations, stored_config
+from adaqn.experiments.training.cycles import kept_cycles, kept_iterations
+from adaqn.experiments.training.folder import CONFIG, CYCLES, finished, stored_config
 from adaqn.experiments.training.options import is_ours_for_whole
 from adaqn.experiments.training.storage import json_text
 from adaqn.explain.explanation import Explanation
@@ -66,8 +67,7 @@ def explain_run(folder: Path) -> tuple[dict[str, Any], Explanation]:
             f"there is no {CYCLES} in {folder}: nothing was measured there yet, or the run was made before there was "
             "such a file"
         )
-    is_finished = is_there(folder / RESULT)
-    state = "finished" if is_finished else "not finished, as of its last evaluation or checkpoint"
+    state = "finished" if finished(folder) is not None else "not finished, as of its last evaluation or checkpoint"
     about = {"folder": str(folder), "optimizer": name, "state": state}
     if is_ours_for_whole(name):
         return about, explain_whole(kept_iterations(folder))

@@ -17,7 +17,7 @@ from adaqn.experiments.problems.tasks import LanguageModel
 from adaqn.experiments.reading import is_there
 from adaqn.experiments.training.checkpoint import load_checkpoint, load_model
 from adaqn.experiments.training.config import LARGEST_SEED, check_machine
-from adaqn.experiments.training.folder import CHECKPOINT, stored_config
+from adaqn.experiments.training.folder import CHECKPOINT, check_of_run, stored_config
 from adaqn.experiments.training.memory import check_run
 from adaqn.experiments.training.options import make_optimizer
 from adaqn.experiments.training.storage import json_text
@@ -73,6 +73,7 @@ def drawn_text(
         raise UserError(f"the run in {folder} has no checkpoint yet")
     model = prepare_model(config.optimizer, task.model())
     checkpoint = load_checkpoint(folder / CHECKPOINT, known_classes(config.optimizer))
+    check_of_run(folder / CHECKPOINT, checkpoint["identity"])
     if checkpoint["data_sha256"] != task.sha256:
         raise UserError(f"{config.data} has changed since the run in {folder} was made: its alphabet is another one")
     load_model(model, checkpoint, folder / CHECKPOINT)

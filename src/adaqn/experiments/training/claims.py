@@ -4,7 +4,8 @@ A claim is a file ``claim.N`` with its owner in it; that with the highest number
 one process alone can do, also on NFS. Nobody takes away the claim of somebody else: who finds the last one to be over
 makes the next, and of several that try one succeeds. A claim is over when its owner said so, when its process is gone
 from this machine, or when it gave no sign of life for ``STALE`` seconds. Times are compared on the clock of the file
-system alone, for the clocks of two machines may differ.
+system alone, for the clocks of two machines may differ. That clock may have been set back since: a sign of life from
+the far future is none, for who lives gives the next one within seconds.
 """
 
 from __future__ import annotations
@@ -55,9 +56,13 @@ class Owner:
     """By which it is told from a later process of the same number."""
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
 
+    def is_here(self) -> bool:
+        """Is it known whether it is at work? Of another machine that is not known."""
+        return self.host == this_host()
+
     def is_gone(self) -> bool:
-        """Is it known not to be at work any more? Of another machine that is not known."""
-        return self.host == this_host() and started(self.pid) != (True, self.started)
+        """Is it known not to be at work any more?"""
+        return self.is_here() and started(self.pid) != (True, self.started)
 
 
 class Claim:
@@ -123,6 +128,11 @@ def busy(folder: Path, now: float) -> str | None:
     return "another process" if owner is None else f"process {owner.pid} of {owner.host.partition('/')[0]}"
 
 
+def ruling(folder: Path) -> Path:
+    """The file by which somebody has that folder."""
+    return (_claims(folder) or [folder / f"{CLAIM}.0"])[-1]
+
+
 def _claims(folder: Path) -> list[Path]:
     """The one that rules is the last."""
     numbered = {int(path.suffix[1:]): path for path in folder.glob(f"{CLAIM}.*") if path.suffix[1:].isdecimal()}
@@ -135,7 +145,9 @@ def _after(claim: Path) -> Path:
 
 def _is_alive(claim: Path, now: float) -> bool:
     owner, beat = _read(claim)
-    return now - beat < STALE and (owner is None or not owner.is_gone())
+    if owner is None or not owner.is_here():
+        return abs(now - beat) < STALE
+    return now - beat < STALE and not owner.is_gone()  # whose process is there lives, whatever the clock says
 
 
 def _read(claim: Path) -> tuple[Owner | None, float]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from adaqn.core.checks import LARGEST_STEP
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.problems.networks import CELLS, CONV, TRANSFORMER
 from adaqn.experiments.reading import is_utf8
@@ -116,6 +117,8 @@ class RunConfig:
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise UserError(f"{name} must be a positive number, got {value}")
+        if self.lr is not None and self.lr > LARGEST_STEP:
+            raise UserError(f"lr must be at most {LARGEST_STEP:.4g}, the largest number of float32, got {self.lr}")
         if self.weight_decay is not None and not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
             raise UserError(f"weight_decay must be a number of at least 0, got {self.weight_decay}")
         if self.average is not None and not 0.0 < self.average < 1.0:

@@ -6,32 +6,27 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from adaqn import QuasiNewton
 from adaqn.experiments.data import files
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.problems.catalogue import make_task
 from adaqn.experiments.reading import LARGEST_JSON, content, is_there, read_json, read_lines
-from adaqn.experiments.schema import count, loss, number, record, text
-from adaqn.experiments.training.claims import BusyError, Claim, ClaimLostError, busy, take
+from adaqn.experiments.schema import count, loss, number, record, shown, text
+from adaqn.experiments.training.claims import BusyError, Claim, ClaimLostError, busy, ruling, take
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.memory import check_run
 from adaqn.experiments.training.options import resolved
-from adaqn.experiments.training.storage import WARNINGS, make_folder, write_sealed
-from adaqn.explain.fullbatch import WholeRecord, whole_record_of
-from adaqn.explain.record import Record, record_of
-from adaqn.fullbatch.optimizer import WholeGradient
+from adaqn.experiments.training.storage import WARNINGS, make_folder
 
 CONFIG, METRICS, CHECKPOINT, RESULT = "config.json", "metrics.jsonl", "checkpoint.pt", "result.json"
 CYCLES = "cycles.json"
 """The last cycles, of which an explanation is made."""
-T = TypeVar("T")
 METRICS_CHECKSUM = "metrics_sha256"
 """Entry of a result: the checksum of ``metrics.jsonl``, which has none of its own while it grows."""
 
@@ -54,7 +49,7 @@ DONE = record(
     {"identity": text, "parameters": count, "stopped_at": count, "noise": loss, METRICS_CHECKSUM: text},
 )
 """A ``result.json``."""
-ASKED = record({"run": record({})}, {"made_with": record({})})
+ASKED = record({"run": record({})}, {"made_with": record({}, {"identity": text})})
 """A ``config.json``."""
 
 
@@ -83,10 +78,43 @@ def stored_config(folder: Path) -> RunConfig:
     return RunConfig.from_json(read_json(folder / CONFIG, ASKED)["run"], folder / CONFIG)
 
 
+def identities(config: RunConfig) -> tuple[str, ...]:
+    """What the files of that run may say that they are of; the first is what this version says."""
+    return config.identity(), config.identity(as_written=True)
+
+
+def refuse_other(path: Path, identity: object, ours: Sequence[str], what: str = "identity") -> None:
+    """An error for a file of another run, which somebody has put there."""
+    if identity not in ours:
+        raise UserError(
+            f"{path} is of another run: its {what} is {shown(identity)}, and this run's is {shown(ours[0])}; it was "
+            "left in place. Put the file of this run there, or delete it"
+        )
+
+
+def known_identities(folder: Path) -> list[str]:
+    """What files may say that are of the run in that folder."""
+    asked = read_json(folder / CONFIG, ASKED)
+    config = RunConfig.from_json(asked["run"], folder / CONFIG)
+    known = [*identities(config), *filter(None, [asked.get("made_with", {}).get("identity")])]
+    with suppress(UserError):  # one that was begun by a version with other presets, and made by a later one
+        known += identities(resolved(config))
+    return known
+
+
+def check_of_run(path: Path, identity: object) -> None:
+    """Is a file of the run in its folder, by what it says?"""
+    if is_there(path.parent / CONFIG):
+        refuse_other(path, identity, known_identities(path.parent))
+
+
 def finished(folder: Path) -> Finished | None:
     if not is_there(folder / RESULT):
         return None
-    result, metrics = read_json(folder / RESULT, DONE), read_lines(folder / METRICS, MEASUREMENT)
+    result = read_json(folder / RESULT, DONE)
+    if "identity" in result:
+        check_of_run(folder / RESULT, result["identity"])
+    metrics = read_lines(folder / METRICS, MEASUREMENT)
     known = result.pop(METRICS_CHECKSUM, None)
     if not metrics or (known is not None and known != sha256(content(folder / METRICS, LARGEST_JSON))):
         raise UserError(
@@ -129,7 +157,10 @@ def with_nan(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_data(done: Finished, config: RunConfig, data_dir: Path | None) -> None:
-    """Files of the user's and the embedded text may have changed since the run was made."""
+    """Files of the user's and the embedded text may have changed since the run was made, or it may be another run."""
+    if "identity" in done.result:
+        ours = [*identities(resolved(config)), *identities(config)]
+        refuse_other(done.folder / RESULT, done.result["identity"], ours)
     if config.data in files.DATA_SETS or config.task in ("addition", "pinn"):
         return  # those are checked by their own sha256, or generated
     now = data_sha256(config, data_dir)
@@ -166,7 +197,9 @@ def claimed(folder: Path) -> Iterator[Claim]:
         claim = take(folder)
         if claim is None:
             who = busy(folder, time.time()) or "another process"
-            raise BusyError(f"cannot work in {folder}: {who} is at work there")
+            raise BusyError(
+                f"cannot work in {folder}: {who} is at work there; if you know that it is not, delete {ruling(folder)}"
+            )
     except (OSError, ValueError) as error:  # a null byte in the name is the latter
         _leave(made)
         raise UserError(f"cannot work in {folder}: {getattr(error, 'strerror', error)}") from error
@@ -202,42 +235,3 @@ def taken_back(folder: Path, has_stepped: Callable[[], bool]) -> Iterator[None]:
                 for name in (METRICS, CYCLES, WARNINGS, CONFIG):
                     (folder / name).unlink(missing_ok=True)
         raise
-
-
-def keep_cycles(folder: Path, optimizer: Any) -> None:
-    """Of an optimizer that can explain itself; nothing for others."""
-    if isinstance(optimizer, QuasiNewton):
-        write_sealed(folder / CYCLES, record_of(optimizer).to_json())
-    elif isinstance(optimizer, WholeGradient):
-        write_sealed(folder / CYCLES, whole_record_of(optimizer).to_json())
-
-
-def kept_cycles(folder: Path) -> Record:
-    return _kept(folder, Record.from_json)
-
-
-def kept_iterations(folder: Path) -> WholeRecord:
-    """The same of an optimizer for whole gradients."""
-    return _kept(folder, WholeRecord.from_json)
-
-
-def _kept(folder: Path, read: Callable[[Any], T]) -> T:
-    try:
-        return read(read_json(folder / CYCLES))
-    except ValueError as error:
-        raise UserError(
-            f"{folder / CYCLES} is damaged, or of another version: {error}; it was left in place"
-        ) from error
-
-
-def recall_cycles(folder: Path, optimizer: Any) -> None:
-    """Those up to the checkpoint that was loaded; the file may know of later ones, which will be made again."""
-    try:
-        if isinstance(optimizer, QuasiNewton):
-            cycles = kept_cycles(folder).cycles
-            optimizer._recent.extend(cycle for cycle in cycles if cycle.cycle <= optimizer.stats.cycles)
-        elif isinstance(optimizer, WholeGradient):
-            recent = kept_iterations(folder).recent
-            optimizer._recent.extend(event for event in recent if event.step <= optimizer.stats.iterations)
-    except UserError:
-        return  # an explanation is no reason not to go on

@@ -16,7 +16,16 @@ from adaqn.experiments.optimizers import known_classes
 from adaqn.experiments.reading import is_there, parse_json, read_lines
 from adaqn.experiments.schema import check, count, number, record, several, text
 from adaqn.experiments.training.checkpoint import AGAIN, load_checkpoint, save_checkpoint
-from adaqn.experiments.training.folder import CHECKPOINT, CONFIG, MEASUREMENT, METRICS, keep_cycles, recall_cycles
+from adaqn.experiments.training.cycles import keep_cycles, recall_cycles
+from adaqn.experiments.training.folder import (
+    CHECKPOINT,
+    CONFIG,
+    MEASUREMENT,
+    METRICS,
+    identities,
+    known_identities,
+    refuse_other,
+)
 from adaqn.experiments.training.storage import append, json_text, keep_warning, write_atomically, write_sealed
 
 if TYPE_CHECKING:
@@ -93,7 +102,9 @@ def resume(run: Run) -> None:
     It holds all that was measured before, so that a file of metrics that was lost, cut or damaged is made whole.
     """
     assert run.folder is not None
-    path = run.folder / CHECKPOINT
+    path, known = run.folder / CHECKPOINT, known_identities(run.folder)
+    if not {*known} & {*identities(run.config)}:
+        refuse_other(run.folder / CONFIG, known[0], identities(run.config))
     if is_there(path):
         state = load_checkpoint(path, known_classes(run.config.optimizer))
         _check(run, state, path)
@@ -112,10 +123,8 @@ def resume(run: Run) -> None:
 
 def _check(run: Run, state: dict[str, Any], path: Path) -> None:
     """Is it of this run, and are its numbers such as a run has?"""
-    identities = (run.config.identity(), run.config.identity(as_written=True))
-    for name, ours in (("identity", identities), ("data_sha256", (run.task.sha256,))):
-        if state.get(name) not in ours:
-            raise UserError(f"{path} is of another run: its {name} is {state.get(name)}, and this run's is {ours[0]}")
+    refuse_other(path, state["identity"], identities(run.config))
+    refuse_other(path, state["data_sha256"], [run.task.sha256], "data_sha256")
     numbers = {"step": number(0, run.total, whole=True), "seconds": number(0.0, 1e15)}
     counts = dict.fromkeys(("pairs_sum", "summed", "measured"), count)
     check(state, record({**numbers, **counts}, {"metrics": text, "examples": count}), path)
@@ -170,7 +179,7 @@ def measured(run: Run, record: dict[str, Any]) -> None:
 
 def _keep(run: Run) -> None:
     if run.folder is not None:
-        keep_cycles(run.folder, run.optimizer)
+        keep_cycles(run.folder, run.optimizer, run.config.identity())
 
 
 def pause_after(seconds: float, usual: float) -> float:
