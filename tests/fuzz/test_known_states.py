@@ -38,6 +38,7 @@ def refused(trained, place, name, value):
     assert trained.is_unchanged()
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @EVERY
 def test_what_is_no_number_or_has_no_data_is_one_error(method):
     trained = Trained(method)

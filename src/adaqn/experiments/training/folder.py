@@ -104,8 +104,11 @@ def known_identities(folder: Path) -> list[str]:
 
 def check_of_run(path: Path, identity: object) -> None:
     """Is a file of the run in its folder, by what it says?"""
-    if is_there(path.parent / CONFIG):
-        refuse_other(path, identity, known_identities(path.parent))
+    try:
+        known = known_identities(path.parent)
+    except UserError:
+        return  # a configuration that is lost or damaged does not tell, and who needs it says so
+    refuse_other(path, identity, known)
 
 
 def finished(folder: Path) -> Finished | None:
