@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adaqn.core.checks import number, step_size
+from adaqn.core.checks import LARGEST_STEP, number, step_size
 from adaqn.core.direction import applied, gram
 from adaqn.core.products import dots, size_of
 from adaqn.core.scaling import runs
@@ -54,8 +54,10 @@ def check_scheduled(groups: Iterable[Group]) -> None:
     """What schedulers change, before each step."""
     for group in groups:
         # A tensor's value would have to be read from the device.
-        if not isinstance(group["lr"], Tensor) and not group["lr"] >= 0.0:
-            raise ValueError(f"lr must be at least 0, got {group['lr']}: was it set by a scheduler?")
+        if not isinstance(group["lr"], Tensor) and not 0.0 <= group["lr"] <= LARGEST_STEP:
+            raise ValueError(
+                f"lr must be at least 0 and at most {LARGEST_STEP:.2g}, got {group['lr']}: was it set by a scheduler?"
+            )
         if group.get("momentum", 0.0) != 0.0:
             check_momentum(group["momentum"])
 
