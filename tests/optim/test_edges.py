@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 import warnings
 
 import pytest
@@ -343,12 +344,13 @@ def test_options_of_the_wrong_kind(options, error):
         as_printed([nn.Parameter(torch.ones(2))], **options)
 
 
-def test_a_negative_lr_set_later_is_one_error():
+@pytest.mark.parametrize("lr, limit", [(-0.1, "at least 0"), (math.nan, "at least 0"), (1e300, r"at most 3.4e\+38")])
+def test_an_lr_set_later_that_no_step_can_go_by_is_one_error(lr, limit):
     w = nn.Parameter(torch.ones(2))
     opt = quiet([w])
-    opt.param_groups[0]["lr"] = -0.1
+    opt.param_groups[0]["lr"] = lr
     w.grad = torch.ones(2)
-    with pytest.raises(ValueError, match=r"lr must be at least 0, got -0\.1"):
+    with pytest.raises(ValueError, match=f"lr must be {limit}, got {re.escape(str(lr))}"):
         opt.step()
     assert opt.stats.steps == 0
     assert not opt.state

@@ -54,10 +54,10 @@ def check_scheduled(groups: Iterable[Group]) -> None:
     """What schedulers change, before each step."""
     for group in groups:
         # A tensor's value would have to be read from the device.
-        if not isinstance(group["lr"], Tensor) and not 0.0 <= group["lr"] <= LARGEST_STEP:
-            raise ValueError(
-                f"lr must be at least 0 and at most {LARGEST_STEP:.2g}, got {group['lr']}: was it set by a scheduler?"
-            )
+        lr = 0.0 if isinstance(group["lr"], Tensor) else group["lr"]
+        if not 0.0 <= lr <= LARGEST_STEP:
+            limit = f"at most {LARGEST_STEP:.2g}" if lr > LARGEST_STEP else "at least 0"
+            raise ValueError(f"lr must be {limit}, got {lr}: was it set by a scheduler?")
         if group.get("momentum", 0.0) != 0.0:
             check_momentum(group["momentum"])
 
