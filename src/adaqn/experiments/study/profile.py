@@ -24,7 +24,7 @@ NAME = "profile"
 UNTUNED = ", untuned"
 OURS = "adaqn"
 """Whose runs at the default step size are a curve of their own."""
-TICKS = (1, 1.25, 1.5, 2, 3, 4, 6, 8, 12, 16)
+TICKS = (1, 1.5, 2, 3, 4, 6, 8, 12, 16)
 LARGEST = 16.0
 """τ at the right end, at most."""
 
