@@ -215,13 +215,13 @@ CASES = {
     "lr-zero": [(lambda: healthy(lr=0.0), "lr is 0", "lr above 0", well)],
     "diverged": [
         (
-            lambda: valley(quiet, lr=1e308),
+            lambda: valley(quiet, lr=3e38, dtype=torch.float32),
             r"\d+ times? the weights.*not finite.*went back to the last good",
-            r"lower lr, now 1e\+308, or clip",
+            r"lower lr, now 3e\+38, or clip",
             well,
         ),
         (
-            lambda: valley(OLBFGS, lr=1e308, initial_scaling=1.0),
+            lambda: valley(OLBFGS, lr=3e38, initial_scaling=1.0, dtype=torch.float32),
             "went back to the last good",
             "lower lr",
             lambda: valley(OLBFGS),
