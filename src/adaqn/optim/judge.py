@@ -46,7 +46,7 @@ def _mean(losses: Tensor | None, first: int | None) -> float | None:
     if losses is None:
         return None
     mean = mean_loss(losses)
-    return mean_loss(losses[:first]) if first and math.isfinite(mean) else mean
+    return mean_loss(losses.reshape(-1)[:first]) if first and math.isfinite(mean) else mean
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,7 @@ class Judge:
 
         By the first few examples, whatever the verdict needed: the same ones for any number of processes.
         """
-        first = self.first_look or None
-        new, old = (None if found is None else _mean(found.reshape(-1), first) for found in (losses.new, losses.old))
+        new, old = _mean(losses.new, self.first_look), _mean(losses.old, self.first_look)
         return None if new is None or old is None or not math.isfinite(old) else new < old
 
     def rejection(self, why: Why, c: Counters, pairs: int, *, best: Best | None = None) -> Verdict:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -10,7 +11,7 @@ from rich.table import Table
 from adaqn.experiments.commands.compare import parse_optimizers
 from adaqn.experiments.commands.display import figure_bar, print_costs, say
 from adaqn.experiments.comparison import panels
-from adaqn.experiments.comparison.panels import Planned
+from adaqn.experiments.comparison.panels import Comparison, Curve, Planned
 from adaqn.experiments.comparison.summary import summary_rows
 from adaqn.experiments.figures.noise import draw_noise, noise_rows, noise_spec
 from adaqn.experiments.figures.pinn import draw_pinn, pinn_spec
@@ -28,19 +29,13 @@ def pinn_figure(
 ) -> None:  # fmt: skip
     """Run what is missing, draw; step sizes are those that were given, or the optimizers' own."""
     spec = pinn_spec(base, parse_optimizers(optimizers))
-    planned = panels.plan(spec, seeds)
-    if only_estimate:
-        print_costs(estimate(planned, out, data_dir), workers, Console(quiet=as_json))
+    curves = run_or_estimate(spec, seeds, only_estimate, workers, out, data_dir, as_json)
+    if curves is None:
         return
-    with figure_bar(len(planned), quiet=as_json) as told:
-        curves = panels.run_planned(planned, out, workers, data_dir, told)
-    over = f"mean and range of {seeds} seeds" if seeds > 1 else "one seed"
-    files = draw_pinn(spec, curves, out / spec.name, f"{over}; maps: the run with the smallest error")
     rows = summary_rows(curves)
-    write_json((out / spec.name).with_suffix(".json"), rows)
-    page = write_report(out)
+    files = draw_pinn(spec, curves, out / spec.name, f"{over(seeds)}; maps: the run with the smallest error")
+    page = written(spec, rows, files, out, as_json)
     if as_json:
-        print(json_text({"rows": rows, "figures": [str(file) for file in files], "report": str(page)}, indent=2))
         return
     table = Table(title=spec.title)
     for column in ("optimizer", "lr", "loss", "error", "seconds"):
@@ -60,18 +55,13 @@ def noise_figure(
 ) -> None:
     """Run what is missing, draw."""
     spec = noise_spec(base)
-    planned = panels.plan(spec, seeds)
-    if only_estimate:
-        print_costs(estimate(planned, out, data_dir), workers, Console(quiet=as_json))
+    curves = run_or_estimate(spec, seeds, only_estimate, workers, out, data_dir, as_json)
+    if curves is None:
         return
-    with figure_bar(len(planned), quiet=as_json) as told:
-        rows = noise_rows(panels.run_planned(planned, out, workers, data_dir, told))
-    over = f"mean and range of {seeds} seeds" if seeds > 1 else "one seed"
-    files = draw_noise(spec, rows, out / spec.name, over)
-    write_json((out / spec.name).with_suffix(".json"), rows)
-    page = write_report(out)
+    rows = noise_rows(curves)
+    files = draw_noise(spec, rows, out / spec.name, over(seeds))
+    page = written(spec, rows, files, out, as_json)
     if as_json:
-        print(json_text({"rows": rows, "figures": [str(file) for file in files], "report": str(page)}, indent=2))
         return
     table = Table(title=spec.title)
     for column in ("sample", "optimizer", "loss", "error", "noise"):
@@ -82,6 +72,32 @@ def noise_figure(
     Console().print(table)
     say("figures: " + ", ".join(str(file) for file in files), as_json)
     say(f"report: {page}", as_json)
+
+
+def run_or_estimate(
+    spec: Comparison, seeds: int, only_estimate: bool, workers: int, out: Path, data_dir: Path | None, as_json: bool
+) -> list[Curve] | None:
+    """Run what is missing; ``None`` where only its cost was asked for, and printed."""
+    planned = panels.plan(spec, seeds)
+    if only_estimate:
+        print_costs(estimate(planned, out, data_dir), workers, Console(quiet=as_json))
+        return None
+    with figure_bar(len(planned), quiet=as_json) as told:
+        return panels.run_planned(planned, out, workers, data_dir, told)
+
+
+def over(seeds: int) -> str:
+    """What the curves are the mean of."""
+    return f"mean and range of {seeds} seeds" if seeds > 1 else "one seed"
+
+
+def written(spec: Comparison, rows: list[dict[str, Any]], files: list[Path], out: Path, as_json: bool) -> Path:
+    """The numbers of a figure and the report, as files; printed too where that was asked for."""
+    write_json((out / spec.name).with_suffix(".json"), rows)
+    page = write_report(out)
+    if as_json:
+        print(json_text({"rows": rows, "figures": [str(file) for file in files], "report": str(page)}, indent=2))
+    return page
 
 
 def estimate(planned: list[Planned], out: Path, data_dir: Path | None) -> list[Cost]:
