@@ -244,6 +244,8 @@ def test_what_is_not_there_is_named(small: Path) -> None:
         chosen(whole_study(small), ["huge"], [])
     with pytest.raises(UserError, match="no optimizer called 'adma'"):
         chosen(whole_study(small), [], ["adma"])
+    with pytest.raises(UserError, match=r"there is no regime 'linear'.*constant, cosine"):
+        chosen(whole_study(small), [], [], ["linear"])
     small.write_text("{}")
     with pytest.raises(UserError, match="not a file of tasks"):
         whole_study(small)
@@ -310,6 +312,11 @@ def test_a_method_that_no_task_has_needs_a_task(small: Path) -> None:
     plan = chosen(whole_study(small), ["sum-4"], ["adamw"])
     assert not plan.panels
     assert [panel.name for panel in plan.shorter] == ["sum-4"]
+
+
+def test_one_regime_alone(small: Path) -> None:
+    plan = chosen(whole_study(small), ["sum"], ["adamw", "soap"], ["cosine"])
+    assert [variant.name for panel in plan.panels for variant in panel.variants] == ["adamw.cosine", "soap.cosine"]
 
 
 def test_a_run_that_is_not_whole_is_told(small: Path, tmp_path: Path) -> None:

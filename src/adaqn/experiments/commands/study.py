@@ -32,6 +32,9 @@ WIDTH = 132
 def study(
     task: Annotated[list[str] | None, typer.Option(help="Only this task of the study; may be repeated.")] = None,
     method: Annotated[list[str] | None, typer.Option(help="Only this optimizer; may be repeated.")] = None,
+    regime: Annotated[
+        list[str] | None, typer.Option(help="Only this regime, constant or cosine; may be repeated.")
+    ] = None,
     results: Annotated[
         Path | None,
         typer.Option(
@@ -68,11 +71,11 @@ def study(
     """
     count = check_workers(cores() if workers is None else workers)
     named, tasks = [*(task or []), *(cell or [])], cells or tasks
-    if page is not None and (named or method):
-        raise UserError("a page shows the whole study: leave out --task and --method")
-    if time and method:
-        raise UserError("times compare only side by side: leave out --method, so that all methods take turns")
-    plan = chosen(whole_study(plan_file(tasks)), named, method or [])
+    if page is not None and (named or method or regime):
+        raise UserError("a page shows the whole study: leave out --task, --method and --regime")
+    if time and (method or regime):
+        raise UserError("times compare only side by side: leave out --method and --regime, so that all take turns")
+    plan = chosen(whole_study(plan_file(tasks)), named, method or [], regime or [])
     results = results or Path("experiments") / (WHOLE if plan.is_whole else "study")
     console = Console(quiet=as_json, width=None if sys.stdout.isatty() else WIDTH)
     if time:

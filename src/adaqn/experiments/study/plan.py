@@ -11,7 +11,7 @@ from adaqn.experiments.comparison.panels import MOST_SEEDS, Panel, Variant, as_i
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.reading import read_json
 from adaqn.experiments.schema import check, mapping
-from adaqn.experiments.study.regimes import REGIME, Regime, variants
+from adaqn.experiments.study.regimes import REGIME, InRegime, Regime, variants
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.whole_settings import is_whole
 
@@ -149,8 +149,8 @@ def _known(cells: Sequence[str], panels: Sequence[Panel], where: str) -> None:
             raise ValueError(f"{where} names {name!r}, which is not a task: the tasks are {', '.join(names)}")
 
 
-def chosen(plan: Plan, cells: Sequence[str], methods: Sequence[str]) -> Plan:
-    """Only these cells, with only these methods; none given is all, and a method may be one that no cell names."""
+def chosen(plan: Plan, cells: Sequence[str], methods: Sequence[str], regimes: Sequence[str] = ()) -> Plan:
+    """Only these cells, methods and regimes; none given is all, and a method may be one that no cell names."""
     names = [panel.name for panel in (*plan.panels, *plan.shorter)]
     for name in cells:
         if name not in names:
@@ -166,7 +166,24 @@ def chosen(plan: Plan, cells: Sequence[str], methods: Sequence[str]) -> Plan:
             as_it_comes(method)  # says if there is none of that name
             if method not in here:
                 raise UserError(f"no task has {method} among its methods: use --task to say where it should run")
+    if regimes:
+        _known_regimes(regimes, plan)
+        kept, shorter = ([_in_regimes(panel, regimes) for panel in panels] for panels in (kept, shorter))
     return replace(plan, panels=tuple(kept), shorter=tuple(shorter))
+
+
+def _known_regimes(asked: Sequence[str], plan: Plan) -> None:
+    names = [regime.name for regime in plan.regimes]
+    for name in asked:
+        if name not in names:
+            known = f"give one of {', '.join(names)}" if names else "this study has none"
+            raise UserError(f"there is no regime {name!r}: {known}")
+
+
+def _in_regimes(panel: Panel, regimes: Sequence[str]) -> Panel:
+    return replace(
+        panel, variants=tuple(v for v in panel.variants if isinstance(v, InRegime) and v.regime in regimes)
+    )
 
 
 def _asked(panel: Panel, methods: tuple[str, ...], regimes: tuple[Regime, ...]) -> Panel:
