@@ -181,9 +181,7 @@ def _known_regimes(asked: Sequence[str], plan: Plan) -> None:
 
 
 def _in_regimes(panel: Panel, regimes: Sequence[str]) -> Panel:
-    return replace(
-        panel, variants=tuple(v for v in panel.variants if isinstance(v, InRegime) and v.regime in regimes)
-    )
+    return replace(panel, variants=tuple(v for v in panel.variants if isinstance(v, InRegime) and v.regime in regimes))
 
 
 def _asked(panel: Panel, methods: tuple[str, ...], regimes: tuple[Regime, ...]) -> Panel:
