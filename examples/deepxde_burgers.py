@@ -75,6 +75,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     about = "folder for checkpoints; if there are any, the run resumes from them (default: %(default)s)"
     parser.add_argument("folder", nargs="?", default="examples-output/deepxde_burgers", help=about)
-    parser.add_argument("--steps", type=int, default=40, help="of up to 25 iterations each (default: %(default)s)")
+    parser.add_argument(
+        "--steps", type=int, default=40, help="number of steps, each up to 25 iterations (default: %(default)s)"
+    )
     parser.add_argument("--points", type=int, default=1000, help="number of interior points (default: %(default)s)")
     main(**vars(parser.parse_args()))

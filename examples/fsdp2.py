@@ -43,7 +43,7 @@ def checksums(checkpoint: Path) -> str:
 
 def check(checkpoint: Path) -> None:
     if (checkpoint / SUMS).read_bytes() != checksums(checkpoint).encode():
-        raise SystemExit(f"{checkpoint} is damaged: delete it, and the run goes on from the checkpoint before")
+        raise SystemExit(f"{checkpoint} is damaged: delete it, and the run resumes from the previous checkpoint")
 
 
 def load_newest(folder: Path, model: nn.Module, opt: AdaQN) -> None:

@@ -1,4 +1,4 @@
-"""AdaQN with schedulers of torch.optim: a warm-up, then a cosine.
+"""AdaQN with torch's schedulers: a warm-up, then a cosine decay.
 
 python examples/schedulers.py [folder]
 """

@@ -92,7 +92,7 @@ def test_fsdp2_is_killed_and_goes_on_with_other_numbers_of_processes(counts, tmp
     data = bytearray(shard.read_bytes())
     data[len(data) // 2] ^= 1
     shard.write_bytes(data)
-    with pytest.raises(SystemExit, match="is damaged: delete it, and the run goes on from the checkpoint before"):
+    with pytest.raises(SystemExit, match="is damaged: delete it, and the run resumes from the previous checkpoint"):
         fsdp2["check"](newest)
     (newest / "SHA256SUMS").write_bytes(b"\xff\x00")
     with pytest.raises(SystemExit, match="is damaged"):

@@ -149,7 +149,7 @@ def test_a_search_that_fails_tries_h0_then_the_gradient_then_stops(search, scali
     assert opt.stats.pairs == 0 < pairs
     assert opt.stats.restarts == restarts + (1 if scaling == "identity" else 2)
     said = str(opt.explain())
-    assert "the closure may not return the loss whose gradient it makes" in said
+    assert "the closure may not return the loss whose gradient it computes" in said
     loss = problem.loss().item()
     problem.run(opt, 1)  # and goes on with the right gradient
     assert problem.loss().item() < loss

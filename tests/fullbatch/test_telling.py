@@ -185,7 +185,7 @@ def test_finding_no_room(search):
     problem.run(opt, 3)
     assert opt.stats.iterations == 0
     assert "no room" in topics(opt)
-    assert "nothing can move: max_eval=1" in str(opt.explain())
+    assert "no step is possible: max_eval=1" in str(opt.explain())
     assert "for max_iter=20 it is 25 by default" in str(opt.explain())
 
 
@@ -237,7 +237,7 @@ def test_finding_noise_names_dropout():
     problem = Problem(model, lambda: (model(x) - x.sin()).square().mean())
     opt = adaqn.LBFGS(model.parameters())
     problem.run(opt, 5)
-    assert "another function at every call (dropout" in str(opt.explain())
+    assert "a different function in every call (dropout" in str(opt.explain())
 
 
 def test_a_loss_that_was_told_to_be_another_has_no_noise():

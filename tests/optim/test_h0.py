@@ -295,7 +295,7 @@ def test_warm_start_says_why_it_cannot():
     model.set_gradient(torch.ones(12))
     adam = torch.optim.Adam(model.parameters())
     adam.step()
-    with pytest.raises(ValueError, match=r"scaling='kronecker' of combinations.*use scaling='adam'"):
+    with pytest.raises(ValueError, match=r"scaling='kronecker' for combinations.*use scaling='adam'"):
         quiet(model.parameters(), scaling="kronecker").warm_start(adam)
 
 

@@ -370,7 +370,7 @@ def test_one_of_the_others_is_found_by_the_next_look_at_all():
     walk = Walk(overflowing(100))
     walk.go(0.0, 2.0)
     assert walk.outcomes()[-1] == "skipped"
-    with pytest.warns(UserWarning, match=r"verdicts are left to the first look of 32"):
+    with pytest.warns(UserWarning, match=r"only the first look at 32 examples judges a cycle"):
         walk.go(-0.1)  # worse on the first look, so all are looked at: the anchor's are not finite
     assert walk.outcomes()[-1] == "rejected", "by the first look"
 
@@ -378,7 +378,7 @@ def test_one_of_the_others_is_found_by_the_next_look_at_all():
 def test_a_look_at_all_that_is_due_finds_it_too():
     walk = Walk(overflowing(100))
     walk.go(0.0, 2.0, *[0.01] * (EVERY - 4))
-    with pytest.warns(UserWarning, match=r"the monitored loss is inf, by examples that its first look did not include"):
+    with pytest.warns(UserWarning, match=r"the monitored loss is inf, because of examples outside the first look"):
         walk.go(0.1, 0.1)
     assert "rejected" not in walk.outcomes()
     assert walk.opt.stats.cycles == EVERY

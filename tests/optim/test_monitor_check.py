@@ -106,7 +106,7 @@ def test_losses_of_positions_become_those_of_examples():
 
 def test_losses_of_something_else_are_averaged_and_that_is_said():
     loss_fn = lambda output, target: cross_entropy(output[0].transpose(1, 2), target, reduction="none").T  # noqa: E731
-    with pytest.warns(UserWarning, match=r"shape \(6, 8\) for a batch of 8 examples.*loses what single examples tell"):
+    with pytest.warns(UserWarning, match=r"shape \(6, 8\) for a batch of 8 examples.*cannot estimate its noise"):
         monitor = Monitor(Language(), loss_fn, (TOKENS, NEXT, NEXT))
     assert monitor().dim() == 0  # said once
 
@@ -231,7 +231,7 @@ def test_functions_of_the_users_own_are_not_called_for_a_check():
 
 def test_one_number_is_said_in_the_first_step_with_what_is_lost():
     model = Language()
-    with pytest.warns(UserWarning, match=r"one number for its batch.*noise is not known.*reject='factor'") as said:
+    with pytest.warns(UserWarning, match=r"one number for its batch.*noise is unknown.*reject='factor'") as said:
         stepped(model, Monitor(model, None, (TOKENS, NEXT)))
     assert len(said) == 1
 

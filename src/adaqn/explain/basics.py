@@ -44,7 +44,7 @@ def no_step_size(record: Record) -> Finding | None:
     if any(record.settings.lr) or not record.stats.steps:
         return None
     if any(cycle.ss for cycle in record.cycles):
-        return Finding("lr-zero", NOTE, "lr is 0 now: its schedule has come to an end, and the weights stay", "")
+        return Finding("lr-zero", NOTE, "lr is 0 now: its schedule has ended, and the weights no longer move", "")
     return Finding(
         "lr-zero",
         WARNING,
@@ -65,8 +65,8 @@ def nonfinite_gradients(record: Record) -> Finding | None:
     return Finding(
         "nonfinite-gradients",
         WARNING if share >= OFTEN else NOTE,
-        f"{lost:,} of {times(record.stats.steps + lost, 'gradient')} held inf or nan, or numbers whose square does, "
-        f"and made no step ({percent(share)}){since}",
+        f"{lost:,} of {times(record.stats.steps + lost, 'gradient')} held inf or nan, or overflowed when squared, "
+        f"and were skipped ({percent(share)}){since}",
         "with float16 a GradScaler and scaler.step(opt), or a smaller loss scale; otherwise look for a division or "
         "logarithm of 0 with torch.autograd.set_detect_anomaly(True)",
     )
@@ -83,8 +83,8 @@ def diverged(record: Record) -> Finding | None:
     return Finding(
         "diverged",
         WARNING,
-        f"{times(lost, 'time')} the weights, or every gradient at them, were not finite, and they went back to the "
-        "last good ones",
+        f"{times(lost, 'time')} the weights, or all gradients at them, were not finite, and the weights were reset to "
+        "the last good ones",
         f"lower lr, now {step_size(record, record.stats.step_multiplier)}, or clip the gradients "
         "(torch.nn.utils.clip_grad_norm_)"
         if max(record.settings.lr) * record.stats.step_multiplier > HARDLY

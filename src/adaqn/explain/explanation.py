@@ -98,7 +98,7 @@ def _summary(record: Record) -> list[str]:
         lines.insert(1, f"{span(record)}: {of_each}")
     if record.forgotten:
         lines.insert(
-            1, f"{times(len(record.cycles), 'cycle')} known one by one: the others came before a state was loaded"
+            1, f"{times(len(record.cycles), 'cycle')} known in detail: the others came before a state was loaded"
         )
     if stats.by_first_look:
         lines.append(f"{times(stats.by_first_look, 'cycle')} judged by the first look at the monitored examples")

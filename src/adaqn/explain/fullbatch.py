@@ -21,7 +21,7 @@ MANY_TRIALS = 3.0
 MANY_SKIPS = 0.5
 SMALL_NOISE = 0.01
 """A share of the loss."""
-OTHER_FUNCTION = "another function at every call (dropout, random points: use eval mode, or a closure with a seed)"
+OTHER_FUNCTION = "a different function in every call (dropout, random points: use eval mode, or a closure with a seed)"
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def _no_step(record: WholeRecord) -> Finding | None:
         NOTE,
         f"the last step ended because {stats.reason}",
         f"this is as far as the precision of the loss goes: {finer}stop here. If the loss is still large, the closure "
-        f"may not return the loss whose gradient it makes, or may be {OTHER_FUNCTION}",
+        f"may not return the loss whose gradient it computes, or may be {OTHER_FUNCTION}",
     )
 
 
@@ -123,8 +123,8 @@ def _tolerance(record: WholeRecord) -> Finding | None:
     return Finding(
         "tolerance",
         NOTE,
-        f"the last step ended by {name}, which is absolute: it does not know how small the loss is",
-        f"if the loss should fall further, give {name}=0",
+        f"the last step ended by {name}, which is absolute, however small the loss is",
+        f"if the loss should fall further, set {name}=0",
     )
 
 
@@ -135,8 +135,8 @@ def _no_room(record: WholeRecord) -> Finding | None:
     return Finding(
         "no room",
         WARNING,
-        "nothing can move: max_eval=1 is the evaluation with which a step begins, and a search needs more",
-        f"give max_eval of at least 2; for max_iter={record.max_iter} it is {usual} by default",
+        "no step is possible: max_eval=1 covers only the evaluation at its start, and a search needs more",
+        f"set max_eval to at least 2; for max_iter={record.max_iter} it is {usual} by default",
     )
 
 
@@ -147,8 +147,8 @@ def _idle(record: WholeRecord) -> Finding | None:
         "idle",
         WARNING,
         f"the last {times(record.stats.idle, 'step')} spent all evaluations and found no lower loss",
-        "give a larger max_eval. If that does not help: does the closure clear the gradients (opt.zero_grad()) before "
-        "backward(), and return the loss whose gradient it makes?",
+        "set a larger max_eval. If that does not help: does the closure clear the gradients (opt.zero_grad()) before "
+        "backward(), and return the loss whose gradient it computes?",
     )
 
 
@@ -161,7 +161,7 @@ def _not_finite(record: WholeRecord) -> Finding | None:
         HINT,
         f"{times(count, 'evaluation')} gave a loss or a gradient that was not finite; "
         f"{'it' if count == 1 else 'each'} shortened a step",
-        "a few do no harm. If there are many, give a smaller lr: it is the first length that a search tries",
+        "a few do no harm. If there are many, set a smaller lr: it is the first length that a search tries",
     )
 
 
@@ -178,7 +178,7 @@ def _restarts(record: WholeRecord) -> Finding | None:
         WARNING,
         f"{times(stats.restarts, 'search')} failed in {times(stats.iterations, 'iteration')}, after which pairs were "
         "dropped",
-        f"the loss may be {OTHER_FUNCTION}, have new data that the optimizer was not told about (call "
+        f"the loss may be {OTHER_FUNCTION}, have new data that the optimizer does not know of (call "
         f"opt.resampled()), or be near the precision of its dtype{': use ' if finer else ''}{' or '.join(finer)}",
     )
 
@@ -204,15 +204,15 @@ def _skips(record: WholeRecord) -> Finding | None:
     if len(recent) < 8 or skipped < MANY_SKIPS * len(recent):
         return None
     advice = [
-        *(["give a line search"] if record.search is None else []),
-        *(["take line_search_fn='hager_zhang', which looks at slopes"] if record.search == "backtracking" else []),
-        *(["with noisy losses, give damping=0.2"] if record.damping == 0.0 else []),
+        *(["use a line search"] if record.search is None else []),
+        *(["use line_search_fn='hager_zhang', which checks slopes"] if record.search == "backtracking" else []),
+        *(["with noisy losses, set damping=0.2"] if record.damping == 0.0 else []),
     ]
     return Finding(
         "skips",
         WARNING,
         f"{percent(skipped / len(recent))} of the last pairs had no positive curvature and were skipped",
-        "; ".join(advice) or "is the gradient that of the loss, and the loss smooth?",
+        "; ".join(advice) or "is the gradient that of the loss, and is the loss smooth?",
     )
 
 
@@ -222,12 +222,12 @@ def _noise(record: WholeRecord) -> Finding | None:
         return None
     changed = "if you changed the loss between steps (continuation, adaptive weights), call opt.reset_history() there"
     if stats.noise >= SMALL_NOISE * abs(stats.loss):
-        changed += f", or opt.resampled() if it only has new data. If it is {OTHER_FUNCTION}, fix that. With so much "
+        changed += f", or opt.resampled() if only its data are new. If it is {OTHER_FUNCTION}, fix that. With so much "
         changed += "noise in the data AdaQN or SOAP may be the better choice: see docs/whole_gradients.md"
     return Finding(
         "noise",
         NOTE,
-        f"losses of the same weights differ by {number(stats.noise)}: searches ignore smaller differences",
+        f"losses at the same weights differ by {number(stats.noise)}: searches ignore smaller differences",
         changed,
     )
 

@@ -24,7 +24,7 @@ def no_monitor(record: Record) -> Finding | None:
         "no monitor was given, so no cycle is rejected by its loss: steps that are too large are noticed only when the "
         "weights are no longer finite",
         "opt.monitor = Monitor(model, loss_fn, batch) with a hundred training examples; or reject='none' if that "
-        "is meant",
+        "is intended",
     )
 
 
@@ -35,7 +35,7 @@ def unused_monitor(record: Record) -> Finding | None:
     return Finding(
         "unused-monitor",
         HINT,
-        "a monitor was given, and reject='none' never asks it",
+        "a monitor was given, but reject='none' never uses it",
         "reject='paired', or leave out the monitor",
     )
 
@@ -48,8 +48,8 @@ def scalar_monitor(record: Record) -> Finding | None:
     return Finding(
         "scalar-monitor",
         HINT,
-        f"the monitor returns one number, so the factor test decides{allowed} in place of the paired one, which knows "
-        "the noise",
+        f"the monitor returns one number, so the factor test decides{allowed} instead of the paired one, which "
+        "estimates the noise",
         "a loss_fn for Monitor that returns one loss per example, such as reduction='none'",
     )
 
@@ -84,7 +84,7 @@ def blind_monitor(record: Record) -> Finding | None:
         WARNING,
         f"the monitored loss did not change in {times(len(pairs), 'cycle')}, though the weights moved: it is "
         f"{number(pairs[-1][0] or 0.0)} at both points each time",
-        "give the monitor the model whose parameters the optimizer has; a copy of it stays as it was",
+        "give the monitor the model whose parameters the optimizer trains; a copy of it does not change",
     )
 
 
@@ -108,7 +108,7 @@ def sets_that_cannot_judge(record: Record) -> Finding | None:
     return Finding(
         "set-cannot-judge",
         WARNING,
-        f"on {times(lost, 'monitoring set')} the loss of the last good weights was not finite: such a set judges "
+        f"on {times(lost, 'monitoring set')} the loss of the last good weights was not finite: such a set rejects "
         "nothing",
         "leave out the batches on which the loss is inf or nan",
     )

@@ -67,7 +67,7 @@ def _overflow(record: Record, skipped: list[CycleEvent]) -> tuple[str, str]:
 
 
 def _flat(record: Record, skipped: list[CycleEvent]) -> tuple[str, str]:
-    what = "y is zero, or so small that its square is: gradients this small leave the range of numbers"
+    what = "y is zero, or so small that its square underflows: the gradients are too small for their dtype"
     if "damping" in record.settings.options and not record.settings.damping:
         return what, "pairs=PairOptions(damping=0.5), which mixes y with H0⁻¹s; or scale the loss up"
     return what, "scale the loss up, or train in a wider dtype"
@@ -78,8 +78,8 @@ def _negative(record: Record, skipped: list[CycleEvent]) -> tuple[str, str]:
     what = f"the curvature along s is negative, {number(middle([c.curvature for c in skipped]) or 0.0)} in the median"
     if "delta" in options:
         return (
-            f"{what}, with delta taken off",
-            "a smaller delta, or larger batches, whose gradients differ by less noise",
+            f"{what}, after subtracting delta",
+            "a smaller delta, or larger batches, whose gradients have less noise",
         )
     if "regularisation" in options:
         return what, "a larger regularisation, which is added to it; or larger batches, whose gradients have less noise"
@@ -128,13 +128,13 @@ def nothing_stored(record: Record) -> Finding | None:
     if since < STALE or record.settings.memory_size == 0:
         return None
     left = record.stats.pairs
-    at_work = f"the {times(left, 'pair')} in memory are older than that" if left else "H0 alone is at work"
+    at_work = f"the {times(left, 'pair')} in memory are older than that" if left else "only H0 is used"
     return Finding(
         "nothing-stored",
         WARNING,
         f"no pair stored for {times(since, 'cycle')}: {at_work}",
         "see the findings on skipped or rejected cycles; until pairs are stored, an optimizer without pairs does the "
-        "same for less",
+        "same at a lower cost",
     )
 
 
@@ -146,16 +146,16 @@ def anchor_waits(record: Record) -> Finding | None:
         return Finding(
             "anchor-stuck",
             WARNING,
-            f"the anchor has not moved for {times(skips, 'cycle')}, as each of their pairs was skipped, and never will "
-            "as long as they are (anchor_patience=0)",
-            "pairs=PairOptions(anchor_patience=20); a rejection now would lose all of them",
+            f"the anchor has not moved for {times(skips, 'cycle')}, because every pair was skipped, and it stays until "
+            "a pair is stored (anchor_patience=0)",
+            "pairs=PairOptions(anchor_patience=20); a rejection now would undo all these cycles",
         )
     return Finding(
         "anchor-waits",
         NOTE,
-        f"the anchor has not moved for {times(skips, 'cycle')}, as each of their pairs was skipped; after "
+        f"the anchor has not moved for {times(skips, 'cycle')}, because every pair was skipped; after "
         f"{times(patience - skips, 'more skip')} it moves anyway",
-        f"pairs=PairOptions(anchor_patience={LONG_WAIT}) if a rejection, which would lose all of them, is likely",
+        f"pairs=PairOptions(anchor_patience={LONG_WAIT}) if a rejection, which would undo all these cycles, is likely",
     )
 
 

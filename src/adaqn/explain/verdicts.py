@@ -38,7 +38,7 @@ ONE_HALVING, TWO_HALVINGS = 0.4, 0.2
 MANY_HALVINGS = 2.0**-8
 """Steps so much shorter that their length is hardly the reason for a rejection."""
 LOOK_AT_MONITOR = (
-    "look at the monitor: does it return a loss of this model, to be made small, on training data, without randomness?"
+    "look at the monitor: does it return a loss of this model, lower is better, on training data, without randomness?"
 )
 LOOK_AT_LOSS = (
     "look at the loss and the data: what makes them, or their gradients, inf or nan however short the steps are?"
@@ -98,7 +98,7 @@ def steps_shrunk(record: Record) -> Finding | None:
     return Finding(
         "steps-shrunk",
         NOTE if multiplier > ONE_HALVING else HINT if multiplier > TWO_HALVINGS else WARNING,
-        f"{what}; every accepted cycle gives back 2 %, {times(left, 'more cycle')} give back all",
+        f"{what}; every accepted cycle lengthens them by 2 %, {times(left, 'more cycle')} restore them",
         f"lr={now} if they do not recover",
     )
 
@@ -127,9 +127,9 @@ def accepted_rise(record: Record) -> Finding | None:
         "accepted-rise",
         WARNING,
         f"the monitored loss got worse by {percent(rise)} in {span(record)}, in {worse} of {len(accepted)} accepted "
-        "ones: each rise alone passes for noise",
+        "ones: each rise alone looks like noise",
         f"lower lr, now {step_size(record, record.stats.step_multiplier)}; a larger monitoring set{stricter}. If the "
-        "training loss falls meanwhile, the monitored batch is not of the training split",
+        "training loss falls meanwhile, the monitored batch is not from the training split",
     )
 
 
@@ -149,14 +149,14 @@ def slow(record: Record) -> Finding | None:
     steady = (stats.cycles >= STEADY_CYCLES or s.growth > 1.0) and not stats.rejected
     if fall is None or not (-1.0 if steady else -SLOW_FALL) < fall < 0.0 or stats.step_multiplier < s.growth:
         return None
-    grown = f"steps have grown to {s.growth:g} times lr, as far as they may, " if s.growth > 1.0 else ""
+    grown = f"steps have grown to {s.growth:g} times lr, their limit, " if s.growth > 1.0 else ""
     return Finding(
         "slow",
         HINT,
         f"{grown}none of {among(record)} rejected, and the monitored loss fell in {fallen} of {len(judged)} of them, "
         f"by {percent(-fall)} in all",
-        f"if it should still go far, try lr={step_size(record, 3.0)}, three times as much: what is too large is "
-        "rejected",
+        f"if it should fall much further, try lr={step_size(record, 3.0)}, three times as much: steps that are too "
+        "large are rejected",
     )
 
 

@@ -172,8 +172,8 @@ def check_pairs(entries: list[Entry], method: Method) -> None:
         gradients = _rows(entries, "fisher")
         fisher = f", fisher_size={max(gradients)}" if gradients else ""
         raise ValueError(
-            f"the state was saved with room for {max(sizes)} pairs, and this optimizer keeps none: go on with "
-            f"pairs=PairOptions(memory_size={max(sizes)}{fisher}), as the default was up to 0.2, or start without it"
+            f"the state was saved with room for {max(sizes)} pairs, and this optimizer keeps none: pass "
+            f"pairs=PairOptions(memory_size={max(sizes)}{fisher}), the default up to 0.2, or start without the state"
         )
 
 

@@ -124,8 +124,8 @@ class BatchCurvature(ModelCurvature):
             batch = next(self._iterator, None)
             if batch is None:
                 raise ValueError(
-                    f"the batches of {type(self).__name__} are used up: give a list or a loader that starts "
-                    "anew each time, not a generator"
+                    f"the batches of {type(self).__name__} are used up: give a list, or a loader that can be "
+                    "iterated again, not a generator"
                 )
         check_batch(batch)
         self.position += 1

@@ -185,8 +185,8 @@ class Monitor:
         if not self.is_tried:
             warn(
                 f"loss_fn returned losses of shape {tuple(losses.shape)} for a batch of {count} examples: the monitor "
-                "takes the mean of all, and loses what single examples tell about its noise. Return one loss per "
-                "example, in the first dimension"
+                "uses only their mean, and cannot estimate its noise. Return one loss per example, in the first "
+                "dimension"
             )
         return losses.mean()
 

@@ -238,13 +238,13 @@ class QuasiNewton(Optimizer):
         self._idle_steps += 1
         if not params:
             self._notices.say(
-                "no parameter requires a gradient, so nothing is trained: unfreeze what should be (requires_grad_())"
+                "no parameter requires a gradient, so nothing is trained: unfreeze those to train (requires_grad_())"
             )
         elif self._idle_steps == IDLE_WARNING:
             self._notices.say(
                 f"no parameter had a gradient in {IDLE_WARNING} steps in a row, so nothing is trained: are these the "
-                "parameters of the model that is? fully_shard and load_state_dict(assign=True) put others in their "
-                "place; make the optimizer afterwards"
+                "parameters of the model you train? fully_shard and load_state_dict(assign=True) replace parameters: "
+                "build the optimizer after them"
             )
 
     def _state_for_step(self, params: list[Tensor], rerun: Rerun | None) -> State:
@@ -278,8 +278,8 @@ class QuasiNewton(Optimizer):
         else:
             warn(
                 f"the trainable parameters changed (from {len(old.flat.params)} tensors on {old.flat.device} to "
-                f"{len(params)} on {params[0].device}): the curvature history restarts; H0 keeps what it knows "
-                "of those that stay"
+                f"{len(params)} on {params[0].device}): the curvature history restarts; H0 keeps its state "
+                "for those that stay"
             )
             self._state = moved(old, params)
             self._watch.forget_anchor()
@@ -293,8 +293,8 @@ class QuasiNewton(Optimizer):
         c = state.counters
         if c.unstored_in_row >= UNSTORED_WARNING and self._method.memory_size:
             self._notices.say(
-                f"{UNSTORED_WARNING} cycles in a row stored no curvature pair, so only H0 is at work: "
-                "print(opt.explain()) says why, and what to change"
+                f"{UNSTORED_WARNING} cycles in a row stored no curvature pair, so only H0 is used: "
+                "print(opt.explain()) shows why, and what to change"
             )
         sign = -1.0 if self._method.maximize else 1.0
         f_new, f_old = (None if mean is None else sign * mean for mean in losses.means)
@@ -456,7 +456,7 @@ class QuasiNewton(Optimizer):
         if self._averaging:
             raise RuntimeError(f"{what} was called inside averaged(): leave the block first")
         if self._evaluating:
-            raise RuntimeError(f"{what} was called after eval(), when the average is in the place of the weights: "
+            raise RuntimeError(f"{what} was called after eval(), while the model holds the average: "
                                "call train() first")  # fmt: skip
 
     @torch.no_grad()

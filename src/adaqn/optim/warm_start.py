@@ -46,8 +46,8 @@ def check_source(source: Optimizer | dict[str, Any], scaling: Scaling) -> None:
         raise ValueError(f"warm_start needs a torch optimizer or its state_dict, got {type(source).__name__}")
     if isinstance(scaling, Kronecker):
         raise ValueError(
-            "the second moments of a torch optimizer are of single weights, and those of scaling='kronecker' of "
-            "combinations of them: begin without warm_start, or use scaling='adam'"
+            "the second moments of a torch optimizer are for single weights, and those of scaling='kronecker' for "
+            "combinations of weights: start without warm_start, or use scaling='adam'"
         )
     if not isinstance(scaling, RMSProp):
         return

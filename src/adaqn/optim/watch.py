@@ -27,9 +27,9 @@ from adaqn.parameters.shards import FlatShards
 
 MonitorFunction = Callable[[], Any]
 SCALAR = (
-    "the monitor returns one number for its batch instead of one loss per example, so its noise is not known: a fixed "
-    "factor rejects cycles (reject='factor') in place of the paired test. Give Monitor a loss_fn that returns one loss "
-    "per example (docs/frameworks.md#the-monitor-of-your-model), or say reject='factor' if that is meant"
+    "the monitor returns one number for its batch instead of one loss per example, so its noise is unknown: a fixed "
+    "factor (reject='factor') replaces the paired test. Give Monitor a loss_fn that returns one loss per example "
+    "(docs/frameworks.md#the-monitor-of-your-model), or pass reject='factor' if that is intended"
 )
 
 
@@ -105,11 +105,11 @@ class Watch:
         if not is_monitored and self.judge.test is not None:
             self.notices.say(
                 "no monitor was given, so no cycle is rejected by its loss: pass monitor=Monitor(...), "
-                "or reject='none' if that is meant"
+                "or reject='none' if that is intended"
             )
         if not is_monitored and state.curvature.needs_monitor:
             self.notices.say(
-                "no monitor was given, and pairs are made of its gradients: there are none, and H0 works alone; "
+                "no monitor was given, and pairs are made of its gradients: no pairs are formed, and only H0 is used; "
                 "pass monitor=Monitor(...)"
             )
         if not is_monitored and is_number is None:
@@ -188,8 +188,8 @@ class Watch:
         """The anchor was accepted on a first look, and is no number on the others: they have nothing to compare."""
         new, first = self._at_candidate[0], self._at_candidate[0].numel()
         self.notices.say(
-            f"at the last accepted average the monitored loss is {mean_loss(old)}, by examples that its first look did "
-            f"not include: verdicts are left to the first look of {first} while that is so"
+            f"at the last accepted average the monitored loss is {mean_loss(old)}, because of examples outside "
+            f"the first look: until that changes, only the first look at {first} examples judges a cycle"
         )
         return Losses(new=new, old=self._at_anchor[0], first=first)
 
@@ -215,8 +215,8 @@ class Watch:
         model = getattr(self.monitor, "model", None)
         if isinstance(state.flat, FlatShards) and model is None:
             raise RuntimeError(
-                "FSDP2 keeps whole copies of the weights after an evaluation, and to have them dropped the optimizer "
-                "must know the model: use adaqn.Monitor, or give your monitor an attribute `model`"
+                "FSDP2 keeps unsharded weights after an evaluation, and the optimizer must know the model to drop "
+                "them: use adaqn.Monitor, or give your monitor an attribute `model`"
             )
         return model
 
@@ -250,8 +250,8 @@ class Watch:
                 state.adopt_first()
         if any(watching) and not all(watching) and isinstance(state.flat, FlatShards):
             raise RuntimeError(
-                f"process {watching.index(0.0)} has no monitor and another has one: an evaluation of sharded "
-                "weights is a common work of all processes, so give every process a monitor"
+                f"process {watching.index(0.0)} has no monitor and another has one: evaluating sharded "
+                "weights is collective, so give every process a monitor"
             )
         looks = self._cutter.agreed(state, examples, watching, lambda: self.placed(state, state.anchor))
         self._at_anchor = self._at_anchor[: int(min(known)) if looks == self.looks else 0]

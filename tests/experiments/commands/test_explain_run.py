@@ -96,7 +96,7 @@ def test_cycles_after_the_checkpoint_are_forgotten_and_made_again(tmp_path):
 def test_a_run_at_its_very_beginning(tmp_path):
     run = Run(SMALL, tmp_path)
     run.begin()
-    assert f"there is no {CYCLES} in {tmp_path}: nothing was measured there yet" in refused(tmp_path)
+    assert f"there is no {CYCLES} in {tmp_path}: nothing has been measured yet" in refused(tmp_path)
     run.measure()
     assert said(tmp_path) == {"no-step"}
 

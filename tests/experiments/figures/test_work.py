@@ -228,7 +228,9 @@ def test_a_run_that_fails_at_night_stops_no_other(tiny, inline, tmp_path, monkey
     spec = replace(tiny, panels=(replace(tiny.panels[0], variants=(wrong, ADAM)),))
     monkeypatch.setattr(command, "figure_spec", lambda name, scale: spec)
     words = ("addition", "--scale", "paper", "--seeds", 1, "--out", tmp_path, "--results", tmp_path / "kept")
-    with pytest.raises(UserError, match=r"2 runs failed, the others were made; the first: sgd has no option nosuch"):
+    with pytest.raises(
+        UserError, match=r"2 runs failed, the others are done; the first error: sgd has no option nosuch"
+    ):
         figure(*words, "--budget-hours", 1)
     assert "adam" in (tmp_path / "addition-paper.json").read_text()
 

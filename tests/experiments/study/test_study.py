@@ -160,7 +160,7 @@ def test_the_whole_of_a_study(small: Path, tmp_path: Path) -> None:
     results, out, page = tmp_path / "results", tmp_path / "out", tmp_path / "docs" / "results.md"
     page.parent.mkdir()
     planned = adaqn("--tasks", small, "--results", results, "--plan")
-    assert re.search(r"[0-9.]+ hours of one run at a time", planned)
+    assert re.search(r"[0-9.]+ hours, one run at a time", planned)
     assert not results.exists(), "--plan runs nothing"
 
     places = ("--tasks", small, "--results", results, "--out", out, "--workers", "1")

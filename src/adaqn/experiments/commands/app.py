@@ -51,13 +51,13 @@ def program(
         bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Quasi-Newton training of neural networks: the experiments of the adaQN paper, each by one command."""
+    """Quasi-Newton training of neural networks: the experiments of the adaQN paper, one command each."""
 
 
 @app.command(cls=Command, epilog=examples("report"))
 def report(
     folder: Annotated[Path, typer.Argument(help="Folder with runs in it, at any depth.")] = Path("runs"),
-    out: Annotated[Path | None, typer.Option(help="The page; by default report.html in that folder.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Output file; by default report.html in that folder.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """One HTML page about all runs below a folder: curves, memory, verdicts, results. It works offline."""

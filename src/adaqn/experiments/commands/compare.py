@@ -38,12 +38,12 @@ def compare(
         str,
         typer.Option(
             help="Names, separated by commas; name:lr sets a step size instead of the optimizer's default. By default "
-            "adaQN's is not tuned. The others' were tuned for this network, on two other texts."
+            "adaQN runs at its untuned step size, the others at step sizes tuned for this network on two other texts."
         ),
     ] = RIVALS,
-    seeds: Annotated[int, typer.Option(help="Number of runs of each, with seeds 0, 1, ...")] = 1,
+    seeds: Annotated[int, typer.Option(help="Runs per optimizer, with seeds 0, 1, ...")] = 1,
     workers: Workers = 2,
-    out: Annotated[Path, typer.Option(help="Where runs, figures and tables go.")] = Path("runs/compare"),
+    out: Annotated[Path, typer.Option(help="Folder for runs, figures and tables.")] = Path("runs/compare"),
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:

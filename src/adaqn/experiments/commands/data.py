@@ -56,7 +56,7 @@ def data_download(
 
 @data_app.command("verify", cls=Command, epilog=examples("data verify"))
 def data_verify(data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Compare every file that is there with its sha256; exit code 1 if one differs."""
+    """Compare every file found with its sha256; exit code 1 if one differs."""
     rows: list[dict[str, Any]] = []
     for name, members in files.DATA_SETS.items():
         for file in members:

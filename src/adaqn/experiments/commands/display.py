@@ -225,10 +225,10 @@ def say(line: str, quiet: bool) -> None:
 
 def print_costs(costs: Sequence[Cost], workers: int, console: Console) -> None:
     """The hours, before anything starts."""
-    table = Table("panel", "curve", "runs left, at most", "ms a step", "seconds a run", "hours")
+    table = Table("panel", "curve", "runs left, at most", "ms per step", "seconds per run", "hours")
     for cost in costs:
         step = "–" if cost.seconds_per_step is None else f"{1e3 * cost.seconds_per_step:.1f}"
         table.add_row(cost.panel, cost.curve, str(cost.runs), step, f"{cost.seconds_per_run:.0f}", f"{cost.hours:.2f}")
     console.print(table)
     total = sum(cost.hours for cost in costs)
-    console.print(f"{total:.2f} hours of one run at a time; with {workers} at a time at best {total / workers:.2f}")
+    console.print(f"{total:.2f} hours, one run at a time; at best {total / workers:.2f} with {workers} at a time")

@@ -55,7 +55,7 @@ def doctor(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """What is installed, which data is there, how fast this machine is, and what adaQN costs for a model."""
+    """Show what is installed, which data is available, how fast this machine is, and what adaQN costs for a model."""
     found = examine(model, threads, data_dir, device)
     if as_json:
         print(json_text(found, indent=2))

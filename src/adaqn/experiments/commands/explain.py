@@ -27,16 +27,16 @@ def explain(
     folder: Annotated[Path, typer.Argument(help="Folder of a run with adaQN or another method of its family.")],
     as_json: AsJson = False,
 ) -> None:
-    """Say what happened in the last cycles of a run, and what to change. The run may still be running."""
+    """Explain what happened in the last cycles of a run, and what to change. The run may still be running."""
     about, found = explain_run(folder)
     if as_json:
         print(json_text({**about, **found.as_dict()}, indent=2))
         return
     print(in_flat_names(f"{folder}: {about['state']}\n{found}"))
     if not found.is_well and is_ours_for_whole(about["optimizer"]):
-        print("(in the laboratory: --lr, --dtype, --resample, --option name=value for all else)")
+        print("(in adaqn train: --lr, --dtype, --resample; --option name=value for everything else)")
     elif not found.is_well:
-        print("(in the laboratory: --lr, --monitor-size for the monitoring set, --option name=value for all else)")
+        print("(in adaqn train: --lr, --monitor-size for the monitoring set; --option name=value for everything else)")
 
 
 def in_flat_names(text: str) -> str:
@@ -64,8 +64,8 @@ def explain_run(folder: Path) -> tuple[dict[str, Any], Explanation]:
         raise UserError(f"the run in {folder} was made with {name}, which has no cycles to explain: only {known} have")
     if not is_there(folder / CYCLES):
         raise UserError(
-            f"there is no {CYCLES} in {folder}: nothing was measured there yet, or the run was made before there was "
-            "such a file"
+            f"there is no {CYCLES} in {folder}: nothing has been measured yet, or the run was made by a version "
+            "that did not write it"
         )
     state = "finished" if finished(folder) is not None else "not finished, as of its last evaluation or checkpoint"
     about = {"folder": str(folder), "optimizer": name, "state": state}

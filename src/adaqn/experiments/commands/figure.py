@@ -42,56 +42,58 @@ def figure(
     name: Annotated[str, typer.Argument(help="One of: " + ", ".join((*FIGURES, PINN, NOISE)))],
     scale: Annotated[str, typer.Option(help="quick: minutes on two cores. paper: the paper's own setting.")] = "quick",
     seeds: Annotated[int, typer.Option(help="Runs of each curve, with seeds 0, 1, ...")] = 3,
-    panel: Annotated[list[str] | None, typer.Option(help="Only panels with this in their title; may repeat.")] = None,
-    optimizers: Annotated[str | None, typer.Option(help="Other curves than the paper's: names with commas.")] = None,
-    epochs: Annotated[float | None, typer.Option(help="Other than the scale's own.")] = None,
-    problem: Annotated[str, typer.Option(help="Of pinn and noise: " + ", ".join(PROBLEMS["pinn"]))] = "burgers",
-    steps: Annotated[
-        int | None, typer.Option(help="Of pinn and noise: evaluations of each run; by default 2000, of noise 1000.")
+    panel: Annotated[list[str] | None, typer.Option(help="Only panels whose title has this; may be repeated.")] = None,
+    optimizers: Annotated[
+        str | None, typer.Option(help="Optimizers instead of the paper's, separated by commas.")
     ] = None,
-    dtype: Annotated[DtypeName, typer.Option(help="Of pinn and noise: precision of weights and points.")] = DtypeName[
+    epochs: Annotated[float | None, typer.Option(help="Number of epochs instead of the scale's own.")] = None,
+    problem: Annotated[str, typer.Option(help="For pinn and noise: " + ", ".join(PROBLEMS["pinn"]))] = "burgers",
+    steps: Annotated[
+        int | None, typer.Option(help="For pinn and noise: evaluations per run; by default 2000 and 1000.")
+    ] = None,
+    dtype: Annotated[DtypeName, typer.Option(help="For pinn and noise: precision of weights and points.")] = DtypeName[
         "float32"
     ],
     tune: Annotated[
         bool,
         typer.Option(
             "--tune",
-            help="First search step sizes on seed 0, the same budget for every curve, by validation loss. At the "
+            help="First search step sizes on seed 0, by validation loss, with the same budget for every curve. At the "
             "paper's scale this is the default.",
         ),
     ] = False,
     tuning: Annotated[
-        Path | None, typer.Option(help="File with tuned step sizes, or 'quick'; by default the one of the scale.")
+        Path | None, typer.Option(help="File with tuned step sizes, or 'quick'; by default that of the scale.")
     ] = None,
     only_plan: Annotated[
-        bool, typer.Option("--plan", "--estimate", help="Say how long it would take here, and stop.")
+        bool, typer.Option("--plan", "--estimate", help="Print how long it would take here, and exit.")
     ] = False,
     budget_hours: BudgetHours = None,
     redraw: Annotated[
-        bool, typer.Option("--redraw", help="Run nothing: draw from the kept results; 'all' is every figure.")
+        bool, typer.Option("--redraw", help="Run nothing: draw from stored results; 'all' draws every figure.")
     ] = False,
     results: Annotated[
         Path | None,
         typer.Option(
-            help="Where the small files with results are kept.",
+            help="Folder for the small result files.",
             show_default=f"{KEPT} at the paper's scale, else a folder in --out",
         ),
     ] = None,
     workers: ManyWorkers = None,
     threads: Threads = 1,
     device: Device = "cpu",
-    out: Annotated[Path, typer.Option(help="Where runs and figures go; finished runs are reused.")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder for runs and figures; finished runs are reused.")] = Path(
         "runs/figures"
     ),
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """One figure of the paper, or of a claim in its text: every curve a mean over seeds with its range.
+    """Draw one figure of the paper, or of a claim in its text. Every curve is a mean over seeds with its range.
 
-    Killed at any moment, the same command goes on. Many machines may work at it in one shared folder --out.
+    After a kill the same command continues. Several machines may share one --out folder.
 
-    pinn is an equation: its solution, the error of the best network, and loss and error of all rivals. noise is the
-    same equation with points that are drawn anew: the loss at the end by points per sample.
+    pinn shows an equation: its solution, the error of the best network, and loss and error of all optimizers. noise
+    shows the same equation with resampled points: the final loss by points per sample.
     """
     count = check_workers(cores() if workers is None else workers)
     if name in (PINN, NOISE):

@@ -31,7 +31,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "adaqn study --plan",
         "adaqn study --budget-hours 8",
         "adaqn study --task nietzsche-tanh --method adam",
-        "adaqn study --page docs",
+        "adaqn study --page docs/results.md",
     ),
     "explain": ("adaqn explain runs/dickens",),
     "sample": ('adaqn sample runs/dickens --prompt "It was" --count 200 --temperature 0.8',),

@@ -78,7 +78,7 @@ def busy(before: float | None, times: Sequence[Times], device: str) -> str | Non
         reason = f"this process got {share:.0%} of a core"
     else:
         return None
-    return f"the machine is busy ({reason}): times are too long, by how much is not known; repeat when it is idle"
+    return f"the machine is busy ({reason}): times are too long by an unknown amount; repeat when it is idle"
 
 
 def passes(loss: Callable[[], Tensor], network: nn.Module, device: str) -> Times:

@@ -20,15 +20,15 @@ ModelName = Enum("ModelName", {name: name for name in MODELS}, type=str)  # type
 ScheduleName = Enum("ScheduleName", {name: name for name in SCHEDULES}, type=str)  # type: ignore[misc]
 DtypeName = Enum("DtypeName", {name: name for name in DTYPES}, type=str)  # type: ignore[misc]
 
-DataDir = Annotated[Path | None, typer.Option(help="Folder with data files already there; also ADAQN_DATA.")]
+DataDir = Annotated[Path | None, typer.Option(help="Folder that already has the data files; also ADAQN_DATA.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
-Threads = Annotated[int, typer.Option(help="Threads of each run.")]
+Threads = Annotated[int, typer.Option(help="Threads per run.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, ...")]
-Workers = Annotated[int, typer.Option(help="Runs at a time.")]
-ManyWorkers = Annotated[int | None, typer.Option(help="Runs at a time.", show_default="one for each core")]
+Workers = Annotated[int, typer.Option(help="Number of parallel runs.")]
+ManyWorkers = Annotated[int | None, typer.Option(help="Number of parallel runs.", show_default="one per core")]
 BudgetHours = Annotated[
     float | None,
-    typer.Option(min=0.0, help="Stop after so many hours; runs at work are saved, and the same command goes on."),
+    typer.Option(min=0.0, help="Stop after this many hours; runs are saved, and the same command continues."),
 ]
 
 _TASK, _MACHINE = "The task and its model", "The machine"
@@ -41,7 +41,9 @@ def _option(help: str, *names: str, panel: str = _TASK) -> Any:
 RUN_OPTIONS: dict[str, tuple[Any, Any]] = {
     "task": (Annotated[TaskName, _option("The task to learn.")], TaskName["char-lm"]),
     "problem": (
-        Annotated[str | None, _option("; ".join(f"of {task}: {', '.join(names)}" for task, names in PROBLEMS.items()))],
+        Annotated[
+            str | None, _option("; ".join(f"for {task}: {', '.join(names)}" for task, names in PROBLEMS.items()))
+        ],
         None,
     ),
     "data": (
@@ -67,16 +69,16 @@ RUN_OPTIONS: dict[str, tuple[Any, Any]] = {
         Annotated[ScheduleName, _option("Schedule of the step size; cosine ends at zero.")],
         ScheduleName["constant"],
     ),
-    "warm_up": (Annotated[int, _option("Number of first steps in which the step size rises.")], 0),
+    "warm_up": (Annotated[int, _option("Number of warm-up steps, in which the step size rises.")], 0),
     "batch_size": (Annotated[int | None, _option("Examples per step; by default the task's own.")], None),
     "length": (Annotated[int | None, _option("Symbols per sequence, or steps of the addition problem.")], None),
     "side": (Annotated[int | None, _option("Shrink the images to this side.")], None),
     "points": (Annotated[int | None, _option("Points of an equation, a function or a matrix; by default 2000.")], None),
     "resample": (
-        Annotated[int, _option("For pinn: draw new points inside after so many evaluations; 0 is never.")],
+        Annotated[int, _option("For pinn: draw new interior points after this many evaluations; 0: never.")],
         0,
     ),
-    "limit": (Annotated[int | None, _option("Use only this many symbols or training examples, the first ones.")], None),
+    "limit": (Annotated[int | None, _option("Use only the first so many symbols or training examples.")], None),
     "vocabulary": (
         Annotated[int | None, _option("Largest number of different words for word-lm; rarer ones are <unk>.")],
         None,
@@ -86,29 +88,32 @@ RUN_OPTIONS: dict[str, tuple[Any, Any]] = {
         Annotated[bool, _option("Carry the hidden state through contiguous text.", "--carry-state")],
         False,
     ),
-    "clip": (Annotated[float | None, _option("Largest norm of the gradient.")], None),
+    "clip": (Annotated[float | None, _option("Clip gradients to this norm.")], None),
     "weight_decay": (
         Annotated[float | None, _option("λ of w ← (1 − lr·λ)·w in every step; by default the optimizer's own.")],
         None,
     ),
     "average": (
-        Annotated[float | None, _option("Also evaluate an average of the weights at the end; this is its decay.")],
+        Annotated[float | None, _option("Decay of an average of the weights that is also evaluated at the end.")],
         None,
     ),
     "averaging": (
         Annotated[
             float | None,
             _option(
-                "Evaluate a growing average of the weights too, over about the last 1/c of the steps: this is c, "
-                "usually 8. Optimizers with such an average show their own."
+                "c of a growing average of the weights that is also evaluated, over about the last 1/c of the "
+                "steps; usually 8. Optimizers with such an average use their own."
             ),
         ],
         None,
     ),
     "monitor_size": (Annotated[int, _option("Training examples in the monitoring set.")], 128),
-    "evaluations": (Annotated[int, _option("Evaluations per epoch; for pinn and fit, hundreds in all.")], 1),
+    "evaluations": (
+        Annotated[int, _option("Evaluations per epoch; for pinn and fit, of the whole run, in hundreds.")],
+        1,
+    ),
     "dtype": (Annotated[DtypeName, _option("Precision of weights and data.")], DtypeName["float32"]),
-    "threads": (Annotated[int, _option("Threads of each run.", panel=_MACHINE)], 1),
+    "threads": (Annotated[int, _option("Threads per run.", panel=_MACHINE)], 1),
     "device": (Annotated[str, _option("cpu, cuda, ...", panel=_MACHINE)], "cpu"),
 }
 """name → (its declaration, its default), by the names of :class:`RunConfig`'s fields."""

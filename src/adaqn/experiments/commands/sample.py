@@ -28,15 +28,15 @@ MOST_SYMBOLS = 10_000_000
 def sample(
     folder: Annotated[Path, typer.Argument(help="Folder of a run of char-lm or word-lm.")],
     count: Annotated[int, typer.Option(help="Number of symbols to draw.")] = 400,
-    prompt: Annotated[str, typer.Option(help="What the text begins with.")] = "",
-    temperature: Annotated[float, typer.Option(help="Below 1 safer, above 1 bolder.")] = 1.0,
+    prompt: Annotated[str, typer.Option(help="Beginning of the text.")] = "",
+    temperature: Annotated[float, typer.Option(help="Below 1: more predictable; above 1: more random.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Seed of the random draw.")] = 0,
     threads: Threads = 1,
     device: Device = "cpu",
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Text generated from a trained language model."""
+    """Generate text with a trained language model."""
     text = drawn_text(
         folder, count, prompt=prompt, temperature=temperature, seed=seed, data_dir=data_dir, threads=threads,
         device=device,
@@ -75,7 +75,7 @@ def drawn_text(
     checkpoint = load_checkpoint(folder / CHECKPOINT, known_classes(config.optimizer))
     check_of_run(folder / CHECKPOINT, checkpoint["identity"])
     if checkpoint["data_sha256"] != task.sha256:
-        raise UserError(f"{config.data} has changed since the run in {folder} was made: its alphabet is another one")
+        raise UserError(f"{config.data} has changed since the run in {folder} was made: its vocabulary differs")
     load_model(model, checkpoint, folder / CHECKPOINT)
     if entry(config.optimizer).schedule_free:  # its losses are those of an average
         optimizer = make_optimizer(config.optimizer, config.lr, config.options, model, task)

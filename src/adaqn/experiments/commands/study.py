@@ -37,9 +37,7 @@ def study(
     ] = None,
     results: Annotated[
         Path | None,
-        typer.Option(
-            help="Where the small files with results are kept.", show_default="experiments/study, or experiments/whole"
-        ),
+        typer.Option(help="Folder for the small result files.", show_default="experiments/study, or experiments/whole"),
     ] = None,
     tasks: Annotated[
         Path,
@@ -49,23 +47,21 @@ def study(
         ),
     ] = FILE,
     only_plan: Annotated[
-        bool, typer.Option("--plan", help="Print what is missing and how many hours it takes, and stop.")
+        bool, typer.Option("--plan", help="Print what is missing and how many hours it takes, and exit.")
     ] = False,
     time: Annotated[
-        bool, typer.Option("--time", help="Time a step of every method, side by side; runs nothing else.")
+        bool, typer.Option("--time", help="Time a step of every method, side by side; run nothing else.")
     ] = False,
     page: Annotated[Path | None, typer.Option(help="Write tables and figures to this page, and run nothing.")] = None,
     budget_hours: BudgetHours = None,
     workers: ManyWorkers = None,
-    out: Annotated[Path, typer.Option(help="Where the runs themselves go; finished ones are reused.")] = Path(
-        "runs/study"
-    ),
+    out: Annotated[Path, typer.Option(help="Folder for the runs; finished ones are reused.")] = Path("runs/study"),
     data_dir: DataDir = None,
     as_json: AsJson = False,
     cell: Annotated[list[str] | None, typer.Option(hidden=True, help="The old name of --task.")] = None,
     cells: Annotated[Path | None, typer.Option(hidden=True, help="The old name of --tasks.")] = None,
 ) -> None:
-    """Every optimizer on every task, without a schedule and with one: five step sizes each on seed 0, then three seeds.
+    """Run every optimizer on every task, without and with a schedule: five step sizes on seed 0, then three seeds.
 
     A method's row in the table is the better of the two by validation loss.
     """
@@ -138,7 +134,7 @@ def tell_whole(plan: Plan, results: Path, page: Path | None, console: Console, a
 
 
 def print_lines(found: Found, console: Console) -> None:
-    table = Table("task", "method", "regime", "lr", "test loss", "range", "untuned", "ms a step", "s to AdamW's end")
+    table = Table("task", "method", "regime", "lr", "test loss", "range", "untuned", "ms per step", "s to AdamW's end")
     for methods in found.values():
         for regimes in methods:
             for line in regimes:

@@ -29,12 +29,12 @@ def train(
     optimizer: Annotated[str, typer.Option(help="One of: " + ", ".join(TABLE))] = "adaqn",
     lr: Annotated[float | None, typer.Option(help="Step size; by default the optimizer's own.")] = None,
     option: Annotated[list[str] | None, typer.Option(help="More options, name=value; may be repeated.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run; by default one below runs/.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out where it was left.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; by default a new one in runs/.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the interrupted run in --out.")] = False,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train one model with one optimizer. A run that was killed at any moment is continued bit-for-bit by --resume.
+    """Train one model with one optimizer. --resume continues a killed run bit-for-bit.
 
     Under torchrun each process takes its share of every batch.
     """

@@ -28,14 +28,13 @@ def tune(
         str,
         typer.Option(
             help="grid: every step size with every L or betas, so the budget is a multiple of 4. staged: step sizes "
-            "first, then L or betas at the best of them. lr: step sizes alone. ladder: step sizes that follow the "
-            "best. time: as many of those as fit into the time of BUDGET runs of Adam, or of the first optimizer."
+            "first, then L or betas at the best of them. lr: step sizes only. ladder: step sizes that move towards the "
+            "best. time: ladder, with as many runs as fit into the time of BUDGET runs of Adam, or of the first "
+            "optimizer."
         ),
     ] = "grid",
-    workers: Annotated[int, typer.Option(help="Processes; more may join from other terminals or machines.")] = 2,
-    out: Annotated[Path, typer.Option(help="Where the runs go; others may work in the same folder.")] = Path(
-        "runs/tune"
-    ),
+    workers: Annotated[int, typer.Option(help="Number of parallel runs; other terminals or machines may join.")] = 2,
+    out: Annotated[Path, typer.Option(help="Folder for the runs; several processes may share it.")] = Path("runs/tune"),
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:

@@ -44,7 +44,7 @@ def tell_end(outcome: Outcome | None, work: Work, *, quiet: bool) -> None:
         raise KeyboardInterrupt
     if outcome.failures:
         first = next(iter(outcome.failures.values()))
-        raise UserError(f"{len(outcome.failures)} runs failed, the others were made; the first: {first}")
+        raise UserError(f"{len(outcome.failures)} runs failed, the others are done; the first error: {first}")
     if not outcome.complete:
         left = sum(part.runs for part in work.left())
-        say(f"the budget is spent; {left} runs are left, and the same command goes on with them", quiet)
+        say(f"the budget is spent; {left} runs are left, and the same command continues with them", quiet)
