@@ -58,7 +58,7 @@ def main(folder: str) -> None:
     )
     # lr is set here: args.learning_rate applies only to the optimizers that the Trainer builds itself.
     trainer = Trainer(
-        model, args, train_dataset=Counting(), optimizer_cls_and_kwargs=(AdaQN, {"lr": 0.01}), callbacks=[Marking()]
+        model, args, train_dataset=Counting(), optimizer_cls_and_kwargs=(AdaQN, {"lr": 0.008}), callbacks=[Marking()]
     )
     trainer.add_callback(MonitorCallback(trainer, causal_lm_losses))
     last = last_whole_checkpoint(folder)

@@ -15,7 +15,7 @@ WARMUP = 30
 def main(folder: str) -> None:
     model, inputs, targets = problem()
     loss_fn = nn.MSELoss()
-    opt = AdaQN(model.parameters(), lr=0.01, monitor=Monitor(model, loss_fn, (inputs[:128], targets[:128])))
+    opt = AdaQN(model.parameters(), lr=0.008, monitor=Monitor(model, loss_fn, (inputs[:128], targets[:128])))
     parts = [LinearLR(opt, 0.1, total_iters=WARMUP), CosineAnnealingLR(opt, STEPS - WARMUP)]
     scheduler = SequentialLR(opt, parts, milestones=[WARMUP])
     for step in range(resume(folder, model=model, optimizer=opt, scheduler=scheduler), STEPS):

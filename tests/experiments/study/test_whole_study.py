@@ -79,3 +79,5 @@ def test_the_whole_of_a_study(small, tmp_path):
     assert yardstick.loss_in_time == yardstick.loss
     for line in found:
         assert all(then >= end for then, end in zip(line.loss_in_time, line.loss, strict=True))
+    adam = next(line for line in found if line.method == "adam")
+    assert adam.config.lr == adam.lr, "the command that repeats a row has the step size of that row"

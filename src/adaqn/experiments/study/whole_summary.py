@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,7 @@ def _line(row: Row, seeds: int, times: dict[str, float]) -> WholeLine | None:
         panel=row.panel,
         method=row.method,
         label=row.variant.label,
-        config=row.base,
+        config=replace(row.base, lr=lr),
         lr=None if searches else lr,
         at_end=not searches and row.best_is_at_end,
         runs=runs,
