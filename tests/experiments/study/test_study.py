@@ -21,7 +21,7 @@ from adaqn.experiments.errors import UserError
 from adaqn.experiments.optimizers import entry
 from adaqn.experiments.search.points import USUAL, Point, best_rung, due_rungs, step_size
 from adaqn.experiments.study import anytime, profile
-from adaqn.experiments.study.driver import StudyWork
+from adaqn.experiments.study.driver import StudyWork, all_times
 from adaqn.experiments.study.page import BEGIN, END, body
 from adaqn.experiments.study.plan import chosen, whole_study
 from adaqn.experiments.study.regimes import Regime, variants
@@ -40,6 +40,7 @@ SMALL: dict[str, Any] = {
     },
     "chosen_on": ["sum"],
     "first": ["adaqn", "adamw"],
+    "timed": ["adaqn", "sgd"],
     "core_methods": ["schedule-free", "adamw", "adaqn"],
     "further_methods": ["adaqn", "adamw"],
     "core": {
@@ -189,10 +190,21 @@ def test_the_whole_of_a_study(small: Path, tmp_path: Path) -> None:
     adaqn("--tasks", small, "--results", results, "--page", page)
     text = page.read_text()
     assert "old" not in text
-    order = ("before", "### All tasks", "### How often", "### At any time", "### digits", "### sums", "after")
+    order = (
+        "before",
+        "### All tasks",
+        "### Milliseconds per step",
+        "### How often",
+        "### At any time",
+        "### digits",
+        "### sums",
+        "after",
+    )
     assert sorted(order, key=text.index) == list(order)
     assert "sums °" in text
     assert "digits °" not in text
+    assert all("sgd" in known for known in all_times(plan, results).values()), "timed though it was not run"
+    assert re.search(r"\| task \| \w+ \| SGD \| \w+ / SGD \|", text)
     pictures = re.findall(r"!\[.*?\]\((.*?)\)", text)
     assert pictures == [f"results/{name}.svg" for name in ("profile", "anytime", "tiny", "sum")]
     for picture in pictures:
@@ -267,6 +279,8 @@ def test_a_part_of_the_study_does_not_replace_the_page_or_the_times(small: Path,
         ("--page", page, "--task", "tiny"),
         ("--page", page, "--method", "adamw"),
         ("--time", "--method", "adamw"),
+        ("--page", page, "--regime", "cosine"),
+        ("--time", "--regime", "cosine"),
     ):
         with pytest.raises(UserError, match="leave out"):
             adaqn("--tasks", small, "--results", tmp_path / "results", *words)
@@ -343,7 +357,7 @@ def test_the_page_in_the_documentation_is_what_the_committed_results_say() -> No
     text = (root / "docs" / "results.md").read_text(encoding="utf-8")
     plan, results = whole_study(), root / "experiments" / "study"
     found = lines(plan, results)
-    parts = body(found, anytime.cells(plan, found, results), plan)
+    parts = body(found, anytime.cells(plan, found, results), all_times(plan, results), plan)
     assert text.partition(BEGIN)[2].partition(END)[0].strip() == "\n\n".join(parts)
 
 

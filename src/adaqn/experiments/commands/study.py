@@ -16,9 +16,9 @@ from adaqn.experiments.commands.options import AsJson, BudgetHours, DataDir, Man
 from adaqn.experiments.commands.working import run_what_fits, tell_end
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.study.anytime import cells as anytime_cells
-from adaqn.experiments.study.driver import StudyWork, costs, measure, missing
+from adaqn.experiments.study.driver import StudyWork, all_times, costs, measure, missing
 from adaqn.experiments.study.page import as_json_rows, write_page
-from adaqn.experiments.study.plan import FILE, WHOLE, Plan, chosen, plan_file, whole_study
+from adaqn.experiments.study.plan import FILE, WHOLE, Plan, chosen, plan_file, whole_study, with_timed
 from adaqn.experiments.study.summary import Found, lines, mean_text, range_text
 from adaqn.experiments.study.whole_page import as_whole_rows, write_whole_page
 from adaqn.experiments.study.whole_summary import median_text, span_text, whole_lines
@@ -75,8 +75,8 @@ def study(
     results = results or Path("experiments") / (WHOLE if plan.is_whole else "study")
     console = Console(quiet=as_json, width=None if sys.stdout.isatty() else WIDTH)
     if time:
-        for c in plan.panels:
-            said = measure(c, results, data_dir)
+        for c in with_timed(plan):
+            said = measure(c, results, data_dir, plan.timed)
             console.print(f"{c.name}: " + ", ".join(f"{m} {t['median']}" for m, t in said["milliseconds"].items()))
     elif only_plan:
         left = costs(plan.in_order(), results, data_dir)
@@ -104,7 +104,8 @@ def tell(plan: Plan, results: Path, page: Path | None, tasks: Path, console: Con
     found = lines(plan, results)
     if page is not None:
         later = anytime_cells(plan, found, results)
-        written = write_page(found, later, plan, page, None if tasks == FILE else tasks)
+        times = all_times(plan, results)
+        written = write_page(found, later, times, plan, page, None if tasks == FILE else tasks)
         console.print("written: " + ", ".join(str(path) for path in written), highlight=False, soft_wrap=True)
     if as_json:
         print(json_text(as_json_rows(found), indent=2))

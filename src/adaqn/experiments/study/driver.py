@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -141,15 +142,17 @@ def _timed(row: Row) -> RunConfig:
     return replace(config, steps=SINGLE_CALL if entry(row.method).blocking else WHOLE_RUN)
 
 
-def measure(panel: Panel, folder: Path, data_dir: Path | None = None) -> dict[str, Any]:
-    """Time every method that was run, or all if none was, at its best step size, and write ``timing.json``.
+def measure(panel: Panel, folder: Path, data_dir: Path | None = None, always: Sequence[str] = ()) -> dict[str, Any]:
+    """Time these methods and every one that was run, or all if none was, at their best step sizes.
+
+    Writes ``timing.json``.
 
     Runs of a study are made on different days beside other work, so their own clocks compare nothing: time to a loss is
     steps to it times this. A method is timed in its first regime, the average of which is the run's own work.
     """
     everyone = rows(panel, folder)
     first: dict[str, Row] = {}
-    for row in [row for row in everyone if row.runs] or everyone:
+    for row in [row for row in everyone if row.runs or row.method in always] or everyone:
         first.setdefault(row.method, row)
     runs = {method: partial(open_run, _timed(row), None, data_dir) for method, row in first.items()}
     said = {
@@ -170,6 +173,11 @@ def measure(panel: Panel, folder: Path, data_dir: Path | None = None) -> dict[st
 
 def timing_file(panel: Panel, folder: Path) -> Path:
     return folder / panel.name / "timing.json"
+
+
+def all_times(plan: Plan, folder: Path) -> dict[str, dict[str, float]]:
+    """Cell → method → milliseconds of a step."""
+    return {panel.name: known_times(panel, folder) for panel in plan.panels}
 
 
 def known_times(panel: Panel, folder: Path) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from adaqn.experiments.comparison import look, plots
 from adaqn.experiments.comparison.labels import chief, label_ends
 from adaqn.experiments.comparison.summary import over_seeds
 from adaqn.experiments.errors import UserError
+from adaqn.experiments.optimizers import entry
 from adaqn.experiments.reading import content_text, is_there
 from adaqn.experiments.study import anytime, profile
 from adaqn.experiments.study.plan import Plan
@@ -24,7 +26,13 @@ COSINE = " ~"
 """Behind the loss of a method whose better regime has a schedule."""
 
 
-def write_page(found: Found, later: anytime.Shown, plan: Plan, page: Path, cells: Path | None = None) -> list[Path]:
+Times = Mapping[str, Mapping[str, float]]
+"""Cell → method → milliseconds of a step."""
+
+
+def write_page(
+    found: Found, later: anytime.Shown, times: Times, plan: Plan, page: Path, cells: Path | None = None
+) -> list[Path]:
     """Tables between two marks of the page, whatever people wrote around them stays; figures beside it.
 
     ``later`` is what there is for the picture of the loss at any time; ``cells`` is the file of a study of one's own,
@@ -37,16 +45,17 @@ def write_page(found: Found, later: anytime.Shown, plan: Plan, page: Path, cells
     written = [page, *profile.draw(found, pictures / profile.NAME), *anytime.draw(later, pictures / anytime.NAME)]
     for name, of_cell in best.items():
         written += draw(of_cell, pictures / name)
-    write_between_marks(page, body(found, later, plan, cells))
+    write_between_marks(page, body(found, later, times, plan, cells))
     return written
 
 
-def body(found: Found, later: anytime.Shown, plan: Plan, cells: Path | None = None) -> list[str]:
+def body(found: Found, later: anytime.Shown, times: Times, plan: Plan, cells: Path | None = None) -> list[str]:
     """What stands between the marks, part by part."""
     if not found:
         return [NOTHING]
     pictures = Path("results")
-    parts = [overview(found, plan), profile.text(found, pictures), anytime.text(later, pictures)]
+    parts = [overview(found, plan), costs(found, plan, times), profile.text(found, pictures)]
+    parts += [anytime.text(later, pictures)]
     parts += [section(methods, pictures / f"{name}.svg", plan, cells) for name, methods in found.items()]
     return [part for part in parts if part]
 
@@ -90,6 +99,29 @@ def overview(found: Found, plan: Plan) -> str:
     )
 
 
+def costs(found: Found, plan: Plan, times: Times) -> str:
+    """Milliseconds of a step, measured side by side, and the first method's over those of the others."""
+    timed = [method for method in plan.timed if any(method in times.get(name, {}) for name in found)]
+    if len(timed) < 2:
+        return ""
+    named = [entry(method).label for method in timed]
+    head = ["task", *named, *(f"{named[0]} / {other}" for other in named[1:])]
+    table = [head, ["---"] * len(head)]
+    for name, methods in found.items():
+        here = [times.get(name, {}).get(method) for method in timed]
+        ratios = [here[0] / other if here[0] and other else None for other in here[1:]]
+        words = [*(_decimals(value, 1) for value in here), *(_decimals(ratio, 2) for ratio in ratios)]
+        table.append([methods[0][0].panel.title, *words])
+    return (
+        "### Milliseconds per step\n\nForward and backward pass, optimizer, monitor and average, side by side in one "
+        f"process on one thread (`adaqn study --time`).\n\n{markdown(table)}"
+    )
+
+
+def _decimals(value: float | None, count: int) -> str:
+    return "–" if value is None else f"{value:.{count}f}"
+
+
 def untuned_of(regimes: list[Line]) -> list[float]:
     """Without a schedule, at the default step size."""
     return next((line.untuned for line in regimes if line.config.schedule == "constant"), [])
@@ -108,7 +140,7 @@ def section(methods: list[list[Line]], picture: Path, plan: Plan, cells_file: Pa
     first = methods[0][0]
     names = [regime.name for regime in plan.regimes]
     head = [
-        "method", *(word for name in names for word in (name, "lr")), "lowest to highest", "untuned", "ms a step",
+        "method", *(word for name in names for word in (name, "lr")), "lowest to highest", "untuned", "ms per step",
         "steps to AdamW's end", "seconds to AdamW's end", "stored / skipped / rejected",
     ]  # fmt: skip
     has_accuracy = bool(first.accuracy)
@@ -122,7 +154,7 @@ def section(methods: list[list[Line]], picture: Path, plan: Plan, cells_file: Pa
             row.append(f"{100 * sum(better.accuracy) / len(better.accuracy):.1f} %" if better.accuracy else "–")
         row += [
             mean_text(untuned_of(regimes)),
-            "–" if better.milliseconds is None else f"{better.milliseconds:.1f}",
+            _decimals(better.milliseconds, 1),
             "–" if better.steps_to_goal is None else f"{better.steps_to_goal:.0f}",
             _seconds(regimes),
             "–" if better.cycles is None else " / ".join(map(str, better.cycles.values())),

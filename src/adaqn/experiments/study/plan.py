@@ -37,6 +37,8 @@ class Plan:
     """Methods that are run before the others."""
     as_it_comes: tuple[str, ...] = ()
     """Methods whose default step size is run everywhere before any step size is searched."""
+    timed: tuple[str, ...] = ()
+    """Methods whose steps are timed on every cell, whether they have been run there or not."""
     shorter: tuple[Panel, ...] = ()
     """Runs with a schedule that end earlier than their cell's, for the picture of what is known at any time."""
 
@@ -96,8 +98,10 @@ def _plan(said: dict[str, Any], path: Path) -> Plan:
     ]
     if not panels:
         raise ValueError(f"it has no set of tasks with a list of methods called ...{METHODS}")
-    chosen_on, first, as_it_comes = (_names(said, name, ()) for name in ("chosen_on", "first", "as_it_comes"))
-    plan = Plan(tuple(panels), seeds, regimes, chosen_on, first, as_it_comes)
+    chosen_on, first, as_it_comes, timed = (
+        _names(said, name, ()) for name in ("chosen_on", "first", "as_it_comes", "timed")
+    )
+    plan = Plan(tuple(panels), seeds, regimes, chosen_on, first, as_it_comes, timed)
     _known(plan.chosen_on, plan.panels, "chosen_on")
     return replace(plan, shorter=_shorter(said["anytime"], plan)) if "anytime" in said else plan
 
@@ -170,6 +174,17 @@ def chosen(plan: Plan, cells: Sequence[str], methods: Sequence[str], regimes: Se
         _known_regimes(regimes, plan)
         kept, shorter = ([_in_regimes(panel, regimes) for panel in panels] for panels in (kept, shorter))
     return replace(plan, panels=tuple(kept), shorter=tuple(shorter))
+
+
+def with_timed(plan: Plan) -> list[Panel]:
+    """The panels, each with the methods that are timed everywhere."""
+    return [_with(panel, plan.timed, plan.regimes) for panel in plan.panels]
+
+
+def _with(panel: Panel, methods: tuple[str, ...], regimes: tuple[Regime, ...]) -> Panel:
+    here = {variant.optimizer for variant in panel.variants}
+    more = _asked(panel, tuple(method for method in methods if method not in here), regimes)
+    return replace(panel, variants=(*panel.variants, *more.variants))
 
 
 def _known_regimes(asked: Sequence[str], plan: Plan) -> None:
