@@ -31,6 +31,7 @@ def test_the_notebook_trains_explains_and_plots(steps, namespace, capsys):
     for source in sources:
         exec(compile(source.replace("STEPS = 240\n", f"STEPS = {steps}\n"), PATH.name, "exec"), namespace)
     assert namespace["opt"].stats.steps == steps + 1
+    assert namespace["opt"].defaults["lr"] == 0.004, "the run that is explained has the default step size"
     said = capsys.readouterr().out
     assert str(namespace["opt"].explain()) in said
     for name, curve in namespace["curves"].items():

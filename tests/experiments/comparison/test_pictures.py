@@ -65,6 +65,28 @@ def test_a_picture_has_a_rule_for_each_of_its_colours_on_a_dark_page(drawn, tmp_
     assert f'[style*="stroke: {PALETTE[0].lower()}"]' in rules
 
 
+def test_marks_and_ranges_of_black_curves_turn_light_too(tmp_path):
+    """Matplotlib leaves out the fill where it is black."""
+    figure, axes = plots.panels(plots.DESKTOP, 1, 1)
+    plots.draw(axes[0][0], [Line("black", "#000000", [0, 1], [1, 2], [0, 1], [2, 3], "-o")], legend=False)
+    [path] = plots.save(figure, tmp_path / "picture", ("svg",))
+    text = path.read_text(encoding="utf-8")
+    drawing = text[text.index("</style>") :]
+    assert 'style="fill-opacity: 0.15"' in drawing
+    assert 'style="stroke: #000000; stroke-linejoin' in drawing or 'style="stroke: #000000"' in drawing
+    assert text.count("{fill: #dfe2e8 !important}") == 4, "ink, black, and these two"
+
+
+def test_a_curve_that_ends_early_is_led_to_its_name():
+    figure, axes = plots.panels(plots.DESKTOP, 1, 1)
+    lines = [line("long", 4.0, 2.0, 1.0), line("short", 4.0, 3.0)]
+    plots.draw(axes[0][0], lines, legend=False)
+    label_ends(axes[0][0], lines)
+    [leader] = [drawn for drawn in axes[0][0].lines if drawn.get_linestyle() == ":"]
+    assert 0.4 < leader.get_xdata()[0] < leader.get_xdata()[1] == 1.0
+    plots.plt.close(figure)
+
+
 def test_on_a_phone_panels_stand_below_each_other_with_the_same_heights():
     figure, axes = plots.panels(plots.PHONE, 2, 2)
     assert axes.shape == (2, 2)

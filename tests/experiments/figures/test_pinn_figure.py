@@ -23,7 +23,7 @@ def test_pictures_numbers_and_a_report_are_written(drawn):
     out, said = drawn
     assert {row["curve"] for row in said["rows"]} == {"L-BFGS (torch)", "Adam", "L-BFGS-B (scipy)"}
     assert all(row["test_error"]["mean"] > 0 and row["seeds"] == 2 for row in said["rows"])
-    assert all((out / f"pinn-poisson.{kind}").stat().st_size > 10_000 for kind in ("png", "svg"))
+    assert all((out / f"pinn-poisson{end}").stat().st_size > 10_000 for end in (".png", ".svg", "-phone.svg"))
     assert "--problem poisson" in said["rows"][0]["command"]
     assert "Loss by evaluations" in (out / "report.html").read_text()
 
@@ -44,4 +44,5 @@ def test_the_report_has_maps_of_the_smallest_error_and_curves_of_errors(drawn):
 
 def test_options_of_other_figures_are_refused():
     assert "leave out" in refused("figure", "pinn", "--scale", "paper")
+    assert "--redraw" in refused("figure", "pinn", "--redraw")
     assert "no problem called 'heat'" in refused("figure", "pinn", "--problem", "heat")

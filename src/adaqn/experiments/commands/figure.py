@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,18 +14,20 @@ from rich.table import Table
 from adaqn.experiments.commands.compare import parse_optimizers
 from adaqn.experiments.commands.display import print_costs, say
 from adaqn.experiments.commands.options import AsJson, BudgetHours, DataDir, Device, DtypeName, ManyWorkers, Threads
-from adaqn.experiments.commands.physics_figure import noise_figure, pinn_figure
+from adaqn.experiments.commands.physics_figure import noise_figure, over, pinn_figure, redraw_noise
 from adaqn.experiments.commands.working import run_what_fits, tell_end
 from adaqn.experiments.comparison import panels
 from adaqn.experiments.comparison.panels import Comparison, Curve
 from adaqn.experiments.comparison.plots import draw_comparison
 from adaqn.experiments.comparison.summary import summary_rows
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.figures.kept import keep, kept_curves
+from adaqn.experiments.figures.kept import file_of, keep, kept_curves, kept_rows
 from adaqn.experiments.figures.pinn import RIVALS
 from adaqn.experiments.figures.specs import FIGURES, PLAIN, figure_spec
+from adaqn.experiments.figures.sweep import draw_sweep, sweep_rows
 from adaqn.experiments.figures.tuning_file import packaged, tuned_by, write_tuning
 from adaqn.experiments.figures.work import FigureWork, costs
+from adaqn.experiments.reading import is_there
 from adaqn.experiments.search.tune import CurveSearch
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.parallel import check_workers, cores
@@ -70,7 +72,12 @@ def figure(
     ] = False,
     budget_hours: BudgetHours = None,
     redraw: Annotated[
-        bool, typer.Option("--redraw", help="Run nothing: draw from stored results; 'all' draws every figure.")
+        bool,
+        typer.Option(
+            "--redraw",
+            help="Run nothing: draw from stored results, sweeps of step sizes and noise also from the table in --out. "
+            "'all' draws every figure.",
+        ),
     ] = False,
     results: Annotated[
         Path | None,
@@ -98,7 +105,7 @@ def figure(
     count = check_workers(cores() if workers is None else workers)
     if name in (PINN, NOISE):
         own = scale != "quick" or bool(panel) or epochs is not None or tune or tuning is not None
-        refuse_for(name, own or budget_hours is not None or redraw or results is not None)
+        refuse_for(name, own or budget_hours is not None or (redraw and name == PINN) or results is not None)
         base = RunConfig(
             task="pinn", problem=problem, steps=steps or USUAL_STEPS[name], dtype=dtype.value, schedule="cosine",
             threads=threads, device=device,
@@ -106,6 +113,9 @@ def figure(
         if name == NOISE:
             if optimizers:
                 raise UserError("the curves of noise are fixed: leave out --optimizers")
+            if redraw:
+                redraw_noise(base, out, as_json)
+                return
             noise_figure(base, seeds, only_plan, count, out, data_dir, as_json)
             return
         pinn_figure(base, optimizers or RIVALS, seeds, only_plan, count, out, data_dir, as_json)
@@ -126,7 +136,9 @@ def figure(
 
     if redraw:
         for figure_name in FIGURES if name == ALL else (name,):
-            draw_kept(spec_of(figure_name), kept, stem(figure_name), scale, as_json, needed=name != ALL)
+            spec, place = spec_of(figure_name), stem(figure_name)
+            if not draw_table(spec, kept, place, scale, as_json):
+                draw_kept(spec, kept, place, scale, as_json, needed=name != ALL)
         return
     spec = spec_of(name)
     path = packaged("quick") if str(tuning) == "quick" else tuning
@@ -150,8 +162,8 @@ def figure(
 def refuse_for(name: str, asked: bool) -> None:
     if asked:
         raise UserError(
-            f"{name} has its own sizes: leave out --scale, --panel, --epochs, --tune, --tuning, --budget-hours, "
-            "--redraw and --results"
+            f"{name} has its own sizes: leave out --scale, --panel, --epochs, --tune, --tuning, --budget-hours"
+            f"{', --redraw' if name == PINN else ''} and --results"
         )
 
 
@@ -182,9 +194,30 @@ def draw_kept(spec: Comparison, folder: Path, stem: Path, scale: str, as_json: b
         if as_json and not needed:
             print(json_text({"rows": [], "figures": []}, indent=2))
         return
-    files = draw_comparison(spec, curves, stem, subtitle(scale, curves))
-    rows = summary_rows(there)
+    if spec.sweep is not None:
+        rows = sweep_rows(there)
+        files = draw_sweep(spec, rows, stem, subtitle(scale, curves))
+    else:
+        rows = summary_rows(there)
+        files = draw_comparison(spec, curves, stem, subtitle(scale, curves), phone=True)
     write_json(stem.with_suffix(".json"), rows)
+    tell_drawn(spec, rows, files, as_json)
+
+
+def draw_table(spec: Comparison, folder: Path, stem: Path, scale: str, as_json: bool) -> bool:
+    """A sweep from the table beside its picture, where nothing else is kept; was it?"""
+    table = stem.with_suffix(".json")
+    kept = any(is_there(file_of(panel, folder / home(spec))) for panel in spec.panels)
+    if spec.sweep is None or kept or not is_there(table):
+        return False
+    rows = kept_rows(table)
+    files = draw_sweep(spec, rows, stem, f"{scale} scale, {over(max(row['seeds'] for row in rows))}")
+    tell_drawn(spec, rows, files, as_json)
+    return True
+
+
+def tell_drawn(spec: Comparison, rows: list[dict[str, Any]], files: list[Path], as_json: bool) -> None:
+    """In the terminal, or for other programs."""
     if as_json:
         print(json_text({"rows": rows, "figures": [str(file) for file in files]}, indent=2))
         return
@@ -195,9 +228,9 @@ def draw_kept(spec: Comparison, folder: Path, stem: Path, scale: str, as_json: b
 def subtitle(scale: str, curves: list[Curve]) -> str:
     """Over how many seeds, and how much of it there is."""
     most = max(len({run.result["config"]["seed"] for run in curve.finished}) for curve in curves)
-    over = "one seed" if most <= 1 else f"mean and range of up to {most} seeds"
+    seeds = "one seed" if most <= 1 else f"mean and range of up to {most} seeds"
     whole = sum(not curve.note for curve in curves)
-    return f"{scale} scale, {over}" + (
+    return f"{scale} scale, {seeds}" + (
         "" if whole == len(curves) else f"; {whole} of {len(curves)} curves are complete"
     )
 

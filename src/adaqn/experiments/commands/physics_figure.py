@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ from adaqn.experiments.commands.display import figure_bar, print_costs, say
 from adaqn.experiments.comparison import panels
 from adaqn.experiments.comparison.panels import Comparison, Curve, Planned
 from adaqn.experiments.comparison.summary import summary_rows
+from adaqn.experiments.errors import UserError
+from adaqn.experiments.figures.kept import kept_rows
+from adaqn.experiments.figures.noise import ROWS as QUANTITIES
 from adaqn.experiments.figures.noise import draw_noise, noise_rows, noise_spec
 from adaqn.experiments.figures.pinn import draw_pinn, pinn_spec
 from adaqn.experiments.results.report import write_report
@@ -61,17 +65,39 @@ def noise_figure(
     rows = noise_rows(curves)
     files = draw_noise(spec, rows, out / spec.name, over(seeds))
     page = written(spec, rows, files, out, as_json)
+    if not as_json:
+        print_noise(spec, rows, files)
+        say(f"report: {page}", as_json)
+
+
+def noise_table(base: RunConfig, out: Path) -> Path:
+    """Where the numbers of that figure lie."""
+    return (out / noise_spec(base).name).with_suffix(".json")
+
+
+def redraw_noise(base: RunConfig, out: Path, as_json: bool) -> None:
+    """From the table that was written beside the picture, with as many evaluations as its runs had."""
+    rows = kept_rows(noise_table(base, out))
+    spec = noise_spec(replace(base, steps=rows[0]["steps"]))
+    needed = ("points", "resample", *QUANTITIES)
+    if any(name not in row for row in rows for name in needed):
+        raise UserError(f"{noise_table(base, out)} is not of the figure of noise: its rows need {', '.join(needed)}")
+    files = draw_noise(spec, rows, out / spec.name, over(rows[0]["seeds"]))
     if as_json:
+        print(json_text({"rows": rows, "figures": [str(file) for file in files]}, indent=2))
         return
+    print_noise(spec, rows, files)
+
+
+def print_noise(spec: Comparison, rows: list[dict[str, Any]], files: list[Path]) -> None:
+    """The table in the terminal."""
     table = Table(title=spec.title)
     for column in ("sample", "optimizer", "loss", "error", "noise"):
         table.add_column(column, justify="left" if column in ("sample", "optimizer") else "right")
     for row in rows:
-        numbers = (f"{row[name]['mean']:.2e}" for name in ("test_loss", "test_error", "noise"))
-        table.add_row(row["panel"], row["curve"], *numbers)
+        table.add_row(row["panel"], row["curve"], *(f"{row[name]['mean']:.2e}" for name in QUANTITIES))
     Console().print(table)
-    say("figures: " + ", ".join(str(file) for file in files), as_json)
-    say(f"report: {page}", as_json)
+    say("figures: " + ", ".join(str(file) for file in files), False)
 
 
 def run_or_estimate(

@@ -8,6 +8,8 @@ PAPER, INK, FAINT = "#ffffff", "#22252a", "#c9ccd1"
 """What the pictures are drawn with: the background, text and axes, the grid."""
 DARK = {PAPER: "#1e2129", INK: "#dfe2e8", FAINT: "#3a3f4a", "#000000": "#dfe2e8"}
 """The same, and black curves, on a dark page."""
+UNSAID = ('[style*="stroke: #000000"]:not([style*="fill:"])', '[style^="fill-opacity"]')
+"""Marks and ranges of black curves: matplotlib does not write that they are filled with black, since all is."""
 LIGHTER = 0.25
 """Of the way to white, for the other curves."""
 RC: dict[Any, str] = {
@@ -39,5 +41,6 @@ def with_dark_mode(svg: str, colours: list[str]) -> str:
     for colour in dict.fromkeys([*DARK, *(c.lower() for c in colours)]):
         for what in ("fill", "stroke"):
             rules.append(f'[style*="{what}: {colour}"]{{{what}: {lighter(colour)} !important}}')
+    rules += [f"{what}{{fill: {lighter('#000000')} !important}}" for what in UNSAID]
     style = "@media (prefers-color-scheme: dark) {\n" + "\n".join(rules) + "\n}"
     return svg.replace("</style>", f"\n{style}\n</style>", 1)

@@ -20,6 +20,8 @@ MARKS = "osD^vP"
 """Letters of a style that are marks at points: a name needs none before it."""
 SAMPLE = (1.045, 1.095)
 """From where to where a piece of the curve stands before its name, in widths of the axes."""
+EDGE = 0.999
+"""A curve that ends there has come to the right end of its axes."""
 T = TypeVar("T")
 
 
@@ -39,9 +41,12 @@ def chief(ranked: Sequence[T], method: Callable[[T], str], count: int = CHIEF) -
 
 
 def label_ends(axes: Axes, lines: Sequence[Line], size: float = 8.0) -> None:
-    """Each name at the height where its curve ends, moved apart where two would overlap; limits must be set before."""
-    right = max(line.x[-1] for line in lines)
-    axes.set_xlim(right=right)
+    """Each name at the height where its curve ends, moved apart where two would overlap; limits must be set before.
+
+    Where curves have marks, these keep their margin. A curve that ends early is led to its name by a dotted line.
+    """
+    if not any(set(line.style) & set(MARKS) for line in lines):
+        axes.set_xlim(right=max(line.x[-1] for line in lines))
     ends = sorted(((_height(axes, line), line) for line in lines), key=lambda pair: pair[0])
     inches = axes.get_window_extent().height / axes.figure.dpi
     places = spread_out([height for height, _ in ends], 1.3 * size / (72.0 * inches))
@@ -49,9 +54,17 @@ def label_ends(axes: Axes, lines: Sequence[Line], size: float = 8.0) -> None:
     for (height, line), place in zip(ends, places, strict=True):
         width = 0.9 if line.minor else 1.8
         axes.plot([1.0, SAMPLE[0]], [height, place], color=line.colour, linewidth=0.6, **at_edge)
+        if (end := _across(axes, line)) < EDGE and 0.0 < height < 1.0:
+            axes.plot([end, 1.0], [height, height], ":", color=line.colour, linewidth=0.8, **at_edge)
         dashes = line.style.rstrip(MARKS)
         axes.plot(SAMPLE, [place, place], dashes, color=line.colour, linewidth=width, **at_edge)
         axes.text(SAMPLE[1] + 0.015, place, line.label, transform=axes.transAxes, va="center", fontsize=size)
+
+
+def _across(axes: Axes, line: Line) -> float:
+    """Where a curve ends, in widths of the axes."""
+    x = axes.transScale.transform((line.x[-1], axes.get_ylim()[1]))
+    return float(axes.transLimits.transform(x)[0])
 
 
 def _height(axes: Axes, line: Line) -> float:

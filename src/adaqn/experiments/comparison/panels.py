@@ -88,15 +88,12 @@ class Comparison:
     panels: tuple[Panel, ...]
     views: tuple[View, ...] = (View(),)
     columns: int = 3
+    downwards: bool = False
+    """Do panels fill one column after the other, and not one row after the other?"""
     sweep: Sweep | None = None
     """Every curve at many step sizes, drawn against them, instead of at its tuned one against the epoch."""
     runs_of: str = ""
     """Another comparison of which this one is a view."""
-
-    @property
-    def labels_ends(self) -> bool:
-        """Has every view the same curves? Then those of the first are named where they end, and there is no legend."""
-        return len(self.panels) == 1 and len({view.metric for view in self.views}) == 1 and self.sweep is None
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from adaqn.experiments.comparison.dark import RC, with_dark_mode
-from adaqn.experiments.comparison.labels import label_ends
+from adaqn.experiments.comparison.labels import chief, label_ends
 from adaqn.experiments.comparison.look import PALETTE, Line, colour, line
 from adaqn.experiments.comparison.panels import Comparison, Curve, Panel, View
 from adaqn.experiments.comparison.summary import over_seeds, spread
@@ -28,7 +29,6 @@ from adaqn.experiments.training.whole_settings import is_whole
 
 matplotlib.rcParams.update(RC)
 matplotlib.rcParams["svg.hashsalt"] = "adaqn"  # the same file from the same numbers
-MARKERS = "osD^vP"
 STYLES = ("-", "--", "-.")
 NAMES = {
     "test_loss": "test loss", "average_memory": "pairs in memory", "test_accuracy": "test accuracy",
@@ -39,8 +39,12 @@ WHOLE_NAMES = {"test_loss": "loss", "test_error": "error", "epoch": "evaluations
 """The same where every batch is the whole one."""
 MARGIN = 0.04
 """Of the heights between the lowest and the highest that is shown."""
-DIRECT = 1.0
-"""Inches more for each panel of a figure whose curves have their names beside them."""
+WIDTH = 5.2
+"""Inches of a panel with the names beside its curves."""
+LETTERS = 56
+"""Of a line of the title on a phone."""
+MOST_ON_PHONE = 6
+"""Curves of a panel."""
 BEGUN = 0.6
 """The share that is shown where the first steps say nothing."""
 DECADES_APART = 30.0
@@ -173,87 +177,109 @@ def save(figure: Figure, stem: Path, kinds: Sequence[str] = ("png", "svg")) -> l
     return written
 
 
-def draw_comparison(comparison: Comparison, curves: Sequence[Curve], stem: Path, subtitle: str = "") -> list[Path]:
-    """PNG and SVG of all panels, each in all its views."""
+def save_both(drawing: Callable[[bool], Figure], stem: Path) -> list[Path]:
+    """PNG and SVG, and beside them the picture for a phone: ``drawing`` is told which of them it makes."""
+    return [*save(drawing(False), stem), *save(drawing(True), for_phone(stem), ("svg",))]
+
+
+def entitle(figure: Figure, title: str, subtitle: str, *, phone: bool) -> None:
+    """Above all panels, in as many lines as it takes on a phone."""
+    lines = [part for text in (title, subtitle) for part in (textwrap.wrap(text, LETTERS) if phone else [text])]
+    figure.suptitle("\n".join(lines).strip(), x=0.01, ha="left", fontsize=9 if phone else 11)
+
+
+def draw_comparison(
+    comparison: Comparison, curves: Sequence[Curve], stem: Path, subtitle: str = "", *, phone: bool = False
+) -> list[Path]:
+    """PNG and SVG of all panels, each in all its views; and a smaller picture for a phone, if asked for."""
+    if phone:
+        return save_both(lambda narrow: comparison_figure(comparison, curves, subtitle, phone=narrow), stem)
+    return save(comparison_figure(comparison, curves, subtitle), stem)
+
+
+def comparison_figure(
+    comparison: Comparison, curves: Sequence[Curve], subtitle: str = "", *, phone: bool = False
+) -> Figure:
+    """Names stand beside their curves: in each panel in the first view of a quantity, since its others are the same."""
     drawn = [(panel, view) for panel in comparison.panels for view in comparison.views]
-    columns = min(comparison.columns, len(drawn))
+    columns = 1 if phone else min(comparison.columns, len(drawn))
     rows = math.ceil(len(drawn) / columns)
-    width = 4.2 + DIRECT if comparison.labels_ends else 4.2
-    figure, grid = plt.subplots(
-        rows, columns, figsize=(max(6.0, width * columns), 3.6 * rows), squeeze=False, layout="constrained"
-    )
-    for axes in grid.flat[len(drawn) :]:
+    size = (PHONE.width, PHONE.height * rows) if phone else (max(6.0, WIDTH * columns), 3.6 * rows)
+    figure, grid = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
+    places = (grid.T if comparison.downwards else grid).flatten()
+    for axes in places[len(drawn) :]:
         axes.set_visible(False)
-    for axes, (panel, view) in zip(grid.flat, drawn, strict=False):
+    named: dict[tuple[str, str], tuple[Axes, list[Line]]] = {}
+    for axes, (panel, view) in zip(places, drawn, strict=False):
         shown = [curve for curve in curves if curve.panel.cell == panel.cell]
-        if comparison.sweep is not None:
-            draw_step_sizes(axes, shown, panel)
-        else:
-            lines = draw_panel(axes, shown, panel, view, legend=not comparison.labels_ends)
-            if comparison.labels_ends and axes is grid[0][0]:
-                label_ends(axes, lines)
-    figure.suptitle(f"{comparison.title}\n{subtitle}".strip(), x=0.01, ha="left", fontsize=11)
-    return save(figure, stem)
+        lines = draw_panel(axes, fewer(shown) if phone else shown, panel, view, short=phone)
+        named.setdefault((panel.cell, view.metric), (axes, lines))
+    entitle(figure, comparison.title, subtitle, phone=phone)
+    name_curves(figure, dict(named.values()))
+    return figure
 
 
-def draw_panel(axes: Axes, shown: Sequence[Curve], panel: Panel, view: View, *, legend: bool = True) -> list[Line]:
-    """One line per curve, with its last value beside its name and what is missing of it.
+def name_curves(figure: Figure, named: Mapping[Axes, Sequence[Line]]) -> None:
+    """Beside the axes of a figure that is complete but for that: how far names are apart depends on all the rest."""
+    figure.draw_without_rendering()
+    for axes, lines in named.items():
+        if lines:
+            label_ends(axes, lines)
+
+
+def fewer(curves: Sequence[Curve]) -> list[Curve]:
+    """Those that a phone has room for."""
+    if len(curves) <= MOST_ON_PHONE:
+        return list(curves)
+    ends = {id(c): spread([run.result["final"]["test_loss"] for run in c.shown])["mean"] for c in curves if c.runs}
+    ranked = sorted((c for c in curves if c.runs), key=lambda c: (not math.isfinite(ends[id(c)]), ends[id(c)]))
+    return chief(ranked, lambda curve: curve.variant.optimizer, MOST_ON_PHONE)
+
+
+def draw_panel(axes: Axes, shown: Sequence[Curve], panel: Panel, view: View, *, short: bool = False) -> list[Line]:
+    """One line per curve, with its last value beside its name; what is missing is said in a corner.
 
     The line is the mean of the finished seeds, or the seed that is furthest; others are thin, as far as they go.
+    Returns the lines that have a name.
     """
-    lines, whole = [], is_whole(panel.base.task)
+    lines, thin, whole = [], [], is_whole(panel.base.task)
     for index, curve in enumerate(shown):
         if not curve.runs:
-            axes.plot([], [], " ", label=f"{curve.variant.label}: {curve.note}")
             continue
         drawn = line_of(curve.shown, curve.variant.label, view)
-        note = f" ({curve.note})" if curve.note else ""
-        drawn = replace(drawn, label=f"{drawn.label}  {drawn.mean[-1]:{'.2e' if whole else '.3f'}}{note}")
+        if not short:
+            drawn = replace(drawn, label=f"{drawn.label}  {drawn.mean[-1]:{'.2e' if whole else '.3f'}}")
         if curve.variant.options or len(shown) > len(PALETTE):  # one optimizer in several variants, or very many
             turn, place = divmod(index, len(PALETTE))
             drawn = replace(drawn, colour=PALETTE[place], style=STYLES[turn % len(STYLES)])
         lines.append(drawn)
         for run in curve.runs:
             if run not in curve.shown:
-                thin = line_of([run], "_", view)
-                lines.append(replace(thin, colour=drawn.colour, style=":", minor=True))
-    best = (lambda value: -value) if view.metric == "test_accuracy" else (lambda value: value)
-    draw(axes, lines, best=best, legend=legend)
+                other = line_of([run], "_", view)
+                thin.append(replace(other, colour=drawn.colour, style=":", minor=True))
+    draw(axes, [*lines, *thin], legend=False)
+    note_missing(axes, {curve.variant.label: curve.note for curve in shown if curve.note})
     unit = _unit(shown) if view.metric == "test_loss" else ""
     names = {**NAMES, **WHOLE_NAMES} if whole else NAMES
-    name_axes(axes, names[view.against], names[view.metric] + unit, panel.title)
+    name_axes(axes, names[view.against], with_unit(names[view.metric], unit, phone=short), panel.title)
     if view.metric == "test_loss":
-        frame(axes, lines, shown=1.0 + MARGIN if legend else BEGUN, logarithmic=whole, with_ends=True)
+        frame(axes, [*lines, *thin], shown=BEGUN, logarithmic=whole, with_ends=True)
     elif view.metric == "average_memory":
         axes.set_ylim(bottom=0.0)
     return lines
 
 
-def draw_step_sizes(axes: Axes, shown: Sequence[Curve], panel: Panel) -> None:
-    """The loss at the end against the step size, one line per method; at the average, where all have one."""
-    finals = [run.result["final"] for curve in shown for run in curve.runs]
-    name = "averaged_valid_loss" if all("averaged_valid_loss" in final for final in finals) else "valid_loss"
-    lines = []
-    for index, curve in enumerate(shown):
-        if not curve.finished:
-            axes.plot([], [], " ", label=f"{curve.variant.label}: {curve.note}")
-            continue
-        ends = {
-            lr: spread([run.result["final"][name] for run in runs]) for lr, runs in sorted(curve.by_step_size().items())
-        }
-        values = {part: [found[part] for found in ends.values()] for part in ("mean", "low", "high")}
-        shade, marker = PALETTE[index % len(PALETTE)], MARKERS[index % len(MARKERS)]
-        label = f"{curve.variant.label} ({curve.note})" if curve.note else curve.variant.label
-        lines.append(line(label, shade, list(ends), values, f"-{marker}"))
-    draw(axes, lines)
-    axes.set_xscale("log")
-    starts = [run.metrics[0]["valid_loss"] for curve in shown for run in curve.runs]
-    lowest = [value for line in lines for value in line.low if math.isfinite(value)]
-    if starts:
-        top, bottom = max(starts), min(lowest, default=0.0)  # a run that blew up may leave the picture
-        axes.set_ylim(bottom - MARGIN * (top - bottom), top + MARGIN * (top - bottom))
-    name_axes(axes, "step size", f"loss at the end{_unit(shown)}", panel.title)
+def note_missing(axes: Axes, notes: Mapping[str, str]) -> None:
+    """What there is not yet of the curves, in the corner where losses leave room."""
+    said = "\n".join(f"{label}: {note}" for label, note in notes.items())
+    if said:
+        axes.text(0.98, 0.98, said, transform=axes.transAxes, ha="right", va="top", fontsize=7)
+
+
+def with_unit(name: str, unit: str, *, phone: bool) -> str:
+    """The name of an axis, in two lines where one is higher than the panel."""
+    return f"{name}{chr(10) if phone else ' '}({unit})" if unit else name
 
 
 def _unit(shown: Sequence[Curve]) -> str:
-    return next((f" ({curve.runs[0].result['unit']})" for curve in shown if curve.runs), "")
+    return next((str(curve.runs[0].result["unit"]) for curve in shown if curve.runs), "")

@@ -34,6 +34,21 @@ RUN = record(
 CURVE = record({"runs": several(RUN)}, {"label": text, "note": text, "command": text})
 PANEL = record({"format": number(FORMAT, FORMAT), "base": record({}), "curves": mapping(CURVE)}, {"command": text})
 """The file of a panel."""
+SPREAD = record({"mean": loss, "low": loss, "high": loss})
+ROWS = several(
+    record(
+        {
+            **{"panel": text, "curve": text, "lr": number(0.0), "options": record({}), "seeds": count, "steps": count},
+            **{"unit": text, "seconds": number(0.0), "test_loss": SPREAD, "valid_loss": SPREAD},
+        },
+        {
+            **{"start": SPREAD, "averaged_valid_loss": SPREAD, "test_error": SPREAD, "noise": SPREAD},
+            **{"points": count, "resample": count, "passes": SPREAD, "cycles": record({}), "missing": text},
+        },
+    ),
+    1,
+)
+"""The table beside a picture."""
 
 
 def file_of(panel: Panel, folder: Path) -> Path:
@@ -83,6 +98,22 @@ def kept_curves(panel: Panel, folder: Path) -> list[Curve]:
         for variant in panel.variants
         for said in (kept.get(variant.name, {"runs": [], "note": "not run"}),)
     ]
+
+
+def kept_rows(table: Path) -> list[dict[str, Any]]:
+    """The table that was written beside a picture: all that there is to a figure without curves over time."""
+    rows: list[dict[str, Any]] = read_json(table, ROWS)
+    return [
+        {
+            name: _with_nan(value) if isinstance(value, dict) and "mean" in value else value
+            for name, value in row.items()
+        }
+        for row in rows
+    ]
+
+
+def _with_nan(found: dict[str, float | None]) -> dict[str, float]:
+    return {part: math.nan if value is None else value for part, value in found.items()}
 
 
 def _read(panel: Panel, folder: Path) -> dict[str, Any]:

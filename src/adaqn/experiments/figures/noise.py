@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from adaqn.experiments.comparison import look, plots
 from adaqn.experiments.comparison.panels import Comparison, Curve, Panel, Variant
@@ -26,7 +27,11 @@ VARIANTS = (
     Variant("soap", "soap", "SOAP, lr 0.003", lr=3e-3),
     Variant("adaqn", "adaqn", "adaQN"),
 )
-STYLES = {"lbfgs": "o-", "damped": "s--", "torch": "v-", "soap": "D-", "adaqn": "^:"}
+STYLES = {"lbfgs": "-o", "damped": "--s", "torch": "-v", "soap": "-D", "adaqn": ":^"}
+SHORT = {"damped": "L-BFGS, damped", "soap": "SOAP"}
+SAID_ABOVE = "damping 0.2, SOAP with lr 0.003"
+"""What is left out of names that are too long beside a curve."""
+SIZE = plots.Size(10.4, 2.8, 2)
 ROWS = {
     "test_loss": "loss, on points for all",
     "test_error": "relative L2 error",
@@ -62,29 +67,30 @@ def noise_rows(curves: Sequence[Curve]) -> list[dict[str, Any]]:
 
 
 def draw_noise(spec: Comparison, rows: Sequence[dict[str, Any]], stem: Path, subtitle: str) -> list[Path]:
-    """PNG and SVG: loss, error and noise at the end by points per sample; a column for each age of samples."""
+    """PNG, SVG and a smaller picture for a phone: loss, error and noise at the end by points per sample."""
+    return plots.save_both(lambda phone: _drawing(spec, rows, subtitle, phone=phone), stem)
+
+
+def _drawing(spec: Comparison, rows: Sequence[dict[str, Any]], subtitle: str, *, phone: bool) -> Figure:
+    """A row for each quantity, a column for each age of samples."""
     fixed = spec.panels[0].base
     every = list(dict.fromkeys(panel.base.resample for panel in spec.panels[1:]))
-    figure, grid = plt.subplots(
-        len(ROWS), len(every), figsize=(5.6 * len(every), 2.8 * len(ROWS)), squeeze=False, sharex="col", sharey="row",
-        layout="constrained",
-    )  # fmt: skip
+    figure, grid = plots.panels(plots.PHONE if phone else SIZE, len(ROWS), len(every))
+    drawn = {}
     for column, n in enumerate(every):
         of_column = [row for row in rows if row["resample"] in (n, fixed.resample)]
         for place, (quantity, name) in enumerate(ROWS.items()):
-            axes = grid[place, column]
-            _draw(axes, of_column, quantity, fixed.resample)
-            title = f"new points after {n} evaluations" if place == 0 else ""
-            below = "points per sample" if place == len(ROWS) - 1 else ""
-            plots.name_axes(axes, below, name if column == 0 else "", title)
-            legend = axes.get_legend()
-            if legend is not None and (column or place):
-                legend.remove()
-    figure.suptitle(f"{spec.title}\n{subtitle}", x=0.01, ha="left", fontsize=11)
-    return plots.save(figure, stem)
+            axes, last = grid[place, column], phone or place == len(ROWS) - 1
+            drawn[axes] = _draw(axes, of_column, quantity, fixed.resample)
+            title = f"new points after {n} evaluations" if phone or place == 0 else ""
+            plots.name_axes(axes, "points per sample" if last else "", name if phone or column == 0 else "", title)
+            axes.tick_params(labelbottom=last)
+    plots.entitle(figure, spec.title, f"{subtitle}; {SAID_ABOVE}", phone=phone)
+    plots.name_curves(figure, drawn)
+    return figure
 
 
-def _draw(axes: Axes, rows: Sequence[dict[str, Any]], quantity: str, never: int) -> None:
+def _draw(axes: Axes, rows: Sequence[dict[str, Any]], quantity: str, never: int) -> list[look.Line]:
     """One line for each method, from the least noise to the most."""
     places = list(dict.fromkeys((row["points"], row["resample"]) for row in rows))
     lines = []
@@ -93,8 +99,13 @@ def _draw(axes: Axes, rows: Sequence[dict[str, Any]], quantity: str, never: int)
         x = [float(places.index((row["points"], row["resample"]))) for row in of_line]
         values = {name: [row[quantity][name] for row in of_line] for name in ("mean", "low", "high")}
         shade = look.PALETTE[1] if variant.optimizer == "adaqn" else look.colour(variant.optimizer)
-        lines.append(look.line(variant.label, shade, x, values, STYLES[variant.name]))
-    plots.draw(axes, lines)
+        label = SHORT.get(variant.name, variant.label)
+        lines.append(look.line(label, shade, x, values, STYLES[variant.name]))
+    plots.draw(axes, lines, legend=False)
     axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
     words = [f"{points}\nfixed" if n == never else str(points) for points, n in places]
     axes.set_xticks(range(len(places)), words)
+    return lines

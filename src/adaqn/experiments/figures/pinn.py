@@ -11,6 +11,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from adaqn.experiments.comparison import look, plots
 from adaqn.experiments.comparison.panels import Comparison, Curve, Panel, Variant, View
@@ -24,6 +25,8 @@ from adaqn.experiments.training.folder import CHECKPOINT, Finished
 from adaqn.experiments.training.memory import check_run
 
 RIVALS = "torch-lbfgs,adam-lbfgs,adam,soap,scipy-lbfgs"
+MAPS = 3
+"""The solution, the network, the error."""
 VIEWS = tuple(View(metric, against) for metric in ("test_loss", "test_error") for against in ("epoch", "seconds"))
 NAMES = {**plots.NAMES, **plots.WHOLE_NAMES, "test_error": "relative L2 error"}
 
@@ -37,18 +40,25 @@ def pinn_spec(base: RunConfig, optimizers: Sequence[tuple[str, float | None]]) -
 
 
 def draw_pinn(spec: Comparison, curves: Sequence[Curve], stem: Path, subtitle: str) -> list[Path]:
-    """PNG and SVG: three maps above, loss and error by evaluations and by seconds below."""
+    """PNG, SVG and a smaller picture for a phone."""
+    return plots.save_both(lambda phone: _drawing(spec, curves, subtitle, phone=phone), stem)
+
+
+def _drawing(spec: Comparison, curves: Sequence[Curve], subtitle: str, *, phone: bool) -> Figure:
+    """Three maps above, loss and error by evaluations and by seconds below; on a phone each below the other."""
     base = spec.panels[0].base
     assert base.problem is not None
-    figure = plt.figure(figsize=(15.0, 7.6), layout="constrained")
-    parts: Any = figure.subfigures(2, 1, height_ratios=[1.0, 1.15])
+    size = (plots.PHONE.width, plots.PHONE.height * (MAPS + len(VIEWS))) if phone else (15.0, 7.6)
+    figure = plt.figure(figsize=size, layout="constrained")
+    parts: Any = figure.subfigures(2, 1, height_ratios=[MAPS, len(VIEWS)] if phone else [1.0, 1.15])
     above, below = parts
     best = min((run for curve in curves for run in curve.runs), key=lambda run: _finite(run.result["final"]))
-    _draw_maps(above, base.problem, best)
-    for axes, view in zip(below.subplots(1, len(VIEWS)), VIEWS, strict=True):
+    _draw_maps(above, base.problem, best, phone=phone)
+    grid = below.subplots(len(VIEWS) if phone else 1, 1 if phone else len(VIEWS))
+    for axes, view in zip(grid, VIEWS, strict=True):
         _draw_view(axes, curves, view)
-    figure.suptitle(f"{spec.title}\n{subtitle}", x=0.01, ha="left", fontsize=11)
-    return plots.save(figure, stem)
+    plots.entitle(figure, spec.title, subtitle, phone=phone)
+    return figure
 
 
 def _finite(final: dict[str, Any]) -> float:
@@ -56,16 +66,16 @@ def _finite(final: dict[str, Any]) -> float:
     return error if np.isfinite(error) else float("inf")
 
 
-def _draw_maps(figure: Any, problem: str, best: Finished) -> None:
+def _draw_maps(figure: Any, problem: str, best: Finished, *, phone: bool) -> None:
     solution, found = solution_of(problem), found_solution(best)
     exact = solution.values.numpy()
     label = entry(best.result["config"]["optimizer"]).label
-    left, middle, right = figure.subplots(1, 3)
+    left, middle, right = figure.subplots(MAPS if phone else 1, 1 if phone else MAPS)
     largest = float(np.abs(exact).max())
     for axes, values, title in ((left, exact, "solution"), (middle, found, f"network of {label}")):
         _map(axes, solution, values, title, problem, cmap="RdBu_r", vmin=-largest, vmax=largest)
     error = f"{best.result['final']['test_error']:.1e}"
-    _map(right, solution, np.abs(found - exact), f"absolute error of that network; relative {error}", problem, vmin=0.0)
+    _map(right, solution, np.abs(found - exact), f"its absolute error; relative {error}", problem, vmin=0.0)
 
 
 def _map(axes: Axes, solution: Solution, values: Any, title: str, problem: str, **options: Any) -> None:

@@ -147,10 +147,13 @@ def figure_spec(name: str, scale: str) -> Comparison:
         raise UserError(f"no scale called {scale!r}: give one of {', '.join(SCALES)}")
     language = (*_texts("tanh", scale), *_texts("relu", scale))
     if name == "lm":
-        return Comparison(name, "Language models: test loss", language)
+        return Comparison(name, "Language models: test loss", language, columns=2, downwards=True)
     if name == "memory":
         only = tuple(replace(p, variants=tuple(v for v in p.variants if v.name == "adaqn")) for p in language)
-        return Comparison(name, "Average L-BFGS memory per epoch", only, (View("average_memory"),), runs_of="lm")
+        view = View("average_memory")
+        return Comparison(
+            name, "Average L-BFGS memory per epoch", only, (view,), columns=2, downwards=True, runs_of="lm"
+        )
     if name == "lstm":
         return Comparison(name, "LSTMs: test loss", _texts("lstm", scale))
     if name == "mnist":
