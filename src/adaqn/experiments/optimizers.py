@@ -143,11 +143,11 @@ WHOLE: dict[str, Entry] = {
     "adam-lbfgs": Entry(
         "Adam, then L-BFGS", _adam_lbfgs, 1e-3, {}, "closure", given="model and task", kind=AdamThenLBFGS, whole=True
     ),
-    "adaqn-lbfgs": _searching("L-BFGS (adaQN)", _ours("LBFGS"), SLICE, kind="adaqn.LBFGS"),
-    "adaqn-bfgs": _searching("BFGS (adaQN)", _ours("BFGS"), {**_FULL, "update": "bfgs"}, kind="adaqn.BFGS"),
-    "adaqn-ssbfgs": _searching("SSBFGS (adaQN)", _ours("BFGS"), {**_FULL, "update": "ssbfgs"}, kind="adaqn.BFGS"),
+    "adaqn-lbfgs": _searching("L-BFGS (adaqn)", _ours("LBFGS"), SLICE, kind="adaqn.LBFGS"),
+    "adaqn-bfgs": _searching("BFGS (adaqn)", _ours("BFGS"), {**_FULL, "update": "bfgs"}, kind="adaqn.BFGS"),
+    "adaqn-ssbfgs": _searching("SSBFGS (adaqn)", _ours("BFGS"), {**_FULL, "update": "ssbfgs"}, kind="adaqn.BFGS"),
     "adaqn-ssbroyden": _searching(
-        "SSBroyden (adaQN)", _ours("BFGS"), {**_FULL, "update": "ssbroyden"}, kind="adaqn.BFGS"
+        "SSBroyden (adaqn)", _ours("BFGS"), {**_FULL, "update": "ssbroyden"}, kind="adaqn.BFGS"
     ),
     "scipy-lbfgs": _searching("L-BFGS-B (scipy)", Scipy, {"method": "L-BFGS-B"}, blocking=True),
     "scipy-bfgs": _searching("BFGS (scipy)", Scipy, {"method": "BFGS"}, blocking=True),
@@ -157,10 +157,10 @@ WHOLE: dict[str, Entry] = {
 """For whole batches alone."""
 
 TABLE: dict[str, Entry] = {
-    "adaqn": _preset("adaQN", "default"),
+    "adaqn": _preset("AdaQN", "default"),
     "adaqn-paper": _preset("adaQN (paper)", "paper"),
-    "adaqn-modern": _preset("adaQN (modern)", "modern"),
-    "adaqn-kronecker": _preset("adaQN (Kronecker)", "kronecker"),
+    "adaqn-modern": _preset("AdaQN (modern)", "modern"),
+    "adaqn-kronecker": _preset("AdaQN (Kronecker)", "kronecker"),
     "sgd": Entry("SGD", torch.optim.SGD, 0.1, decay="added"),
     "momentum": Entry("momentum", torch.optim.SGD, 0.1, {"momentum": 0.9}, decay="added"),
     "nag": Entry("NAG", torch.optim.SGD, 0.1, {"momentum": 0.9, "nesterov": True}, decay="added"),

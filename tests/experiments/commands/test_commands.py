@@ -50,7 +50,7 @@ def test_compare_leaves_a_table_figures_and_a_report(tmp_path, monkeypatch):
     done = command("compare", *flags, "--out", "compared", "--json")
     assert done.exit_code == 0, done.output
     printed = json.loads(done.stdout)
-    assert {row["optimizer"] for row in printed["rows"]} == {"adaQN", "adaQN (paper)", "Adagrad", "Adam"}
+    assert {row["optimizer"] for row in printed["rows"]} == {"AdaQN", "adaQN (paper)", "Adagrad", "Adam"}
     assert all(row["seeds"] == 2 for row in printed["rows"])
     assert (tmp_path / "compared" / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert "plotly" in (tmp_path / "compared" / "report.html").read_text(encoding="utf-8")

@@ -162,7 +162,7 @@ def test_a_plan_runs_nothing_to_its_end(tmp_path):
     words = ["addition", "--plan", "--scale", "paper", "--panel", "50", "--out", tmp_path, "--json"]
     rows = {row["curve"]: row for row in json.loads(run(*words).stdout)}
     assert {curve: row["runs"] for curve, row in rows.items()} == {
-        **dict.fromkeys(("adaQN", "Adagrad", "Adam"), 9 + 3), **dict.fromkeys(("adaQN (default)", "SOAP"), 9 + 1),
+        **dict.fromkeys(("adaQN", "Adagrad", "Adam"), 9 + 3), **dict.fromkeys(("AdaQN (default)", "SOAP"), 9 + 1),
     }  # fmt: skip
     assert all(row["hours"] > 0 for row in rows.values())
     assert not list(tmp_path.glob("runs/*"))

@@ -511,8 +511,8 @@ def test_smoothing_is_a_mean_over_neighbours_that_leaves_the_ends(page):
 def test_two_runs_side_by_side_show_what_differs(page):
     first, second = (page.locator(f"#pair select[name={side}]") for side in "ab")
     labels = first.locator("option").all_inner_texts()
-    slow = next(i for i, text in enumerate(labels) if text.startswith("adaQN (lr 0.01"))
-    fast = next(i for i, text in enumerate(labels) if text.startswith("adaQN (lr 0.03"))
+    slow = next(i for i, text in enumerate(labels) if text.startswith("AdaQN (lr 0.01"))
+    fast = next(i for i, text in enumerate(labels) if text.startswith("AdaQN (lr 0.03"))
     chosen = [first.input_value(), second.input_value()]
     first.select_option(str(slow))
     second.select_option(str(fast))

@@ -21,11 +21,11 @@ POINTS = (2_000, 500, 250, 100)
 EVERY = (20, 2)
 """Evaluations of a sample."""
 VARIANTS = (
-    Variant("lbfgs", "adaqn-lbfgs", "L-BFGS (adaQN)"),
-    Variant("damped", "adaqn-lbfgs", "L-BFGS (adaQN), damping 0.2", (("damping", 0.2),)),
+    Variant("lbfgs", "adaqn-lbfgs", "L-BFGS (adaqn)"),
+    Variant("damped", "adaqn-lbfgs", "L-BFGS (adaqn), damping 0.2", (("damping", 0.2),)),
     Variant("torch", "torch-lbfgs", "L-BFGS (torch)"),
     Variant("soap", "soap", "SOAP, lr 0.003", lr=3e-3),
-    Variant("adaqn", "adaqn", "adaQN"),
+    Variant("adaqn", "adaqn", "AdaQN"),
 )
 STYLES = {"lbfgs": "-o", "damped": "--s", "torch": "-v", "soap": "-D", "adaqn": ":^"}
 SHORT = {"damped": "L-BFGS, damped", "soap": "SOAP"}

@@ -39,15 +39,15 @@ SENSITIVITY = (
 )
 
 ROBUSTNESS = (
-    *(Variant(name, name, label) for name, label in (("adaqn", "adaQN"), ("adam", "Adam"), ("soap", "SOAP"))),
-    Variant("no-rejection", "adaqn", "adaQN without rejection", (("acceptance", "none"),)),
+    *(Variant(name, name, label) for name, label in (("adaqn", "AdaQN"), ("adam", "Adam"), ("soap", "SOAP"))),
+    Variant("no-rejection", "adaqn", "AdaQN without rejection", (("acceptance", "none"),)),
 )
 
 
 AVERAGING = 8.0
 """c of the growing average, adaQN's own."""
 LATER = (
-    Variant("adaqn-default", "adaqn", "adaQN (default)", rank=1, most_seeds=1),
+    Variant("adaqn-default", "adaqn", "AdaQN (default)", rank=1, most_seeds=1),
     Variant("soap", "soap", "SOAP", rank=1, most_seeds=1),
 )
 """Beside the paper's three at its own scale."""
