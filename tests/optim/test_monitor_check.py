@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from adaqn import AdaQN, Monitor, RotatingMonitor
+from adaqn.evaluation.trial import described
 
 TOKENS, NEXT = torch.randint(0, 11, (8, 6)), torch.randint(0, 11, (8, 6))
 
@@ -150,6 +151,71 @@ def test_it_is_said_when_the_monitor_is_made(loss_fn, batch, message):
     assert raised.value.__cause__ is not None
 
 
+def test_lists_in_a_batch_are_described_in_a_few_words_and_to_be_converted():
+    batch = {"input_ids": TOKENS.repeat(8, 6).tolist(), "labels": NEXT.repeat(8, 6).tolist()}
+    with pytest.raises(ValueError, match=r"input_ids: list of 64, the first a list of 36, the first an int") as raised:
+        Monitor(Hugging(), None, batch)
+    assert "Convert the lists to tensors: a tokenizer does with return_tensors='pt'" in str(raised.value)
+    assert len(str(raised.value)) < 600
+    for inputs, target in ((TOKENS.tolist(), NEXT), (TOKENS, NEXT.tolist())):
+        with pytest.raises(ValueError, match="Convert the lists to tensors"):
+            Monitor(nn.Embedding(11, 11), nn.CrossEntropyLoss(), (inputs, target))
+
+
+def test_long_mappings_and_tuples_are_described_in_a_few_words():
+    assert described({f"x{i}": 1 for i in range(9)}).endswith("x5: int, and 3 more")
+    assert (
+        described(((torch.ones(2),) * 2,) * 12) == "tuple of 12, the first a (Tensor (2,) float32, Tensor (2,) float32)"
+    )
+
+
+class TwoLosses(Language):
+    def forward(self, tokens, targets):
+        logits, loss = super().forward(tokens, targets)
+        return loss, logits.square().mean(), logits
+
+
+def test_several_scalars_are_counted_and_the_message_says_what_to_write():
+    message = r"returned tuple with 2 scalars, entries 0, 1: .*lambda output, _: output\[0\].*\(\*batch, None\)"
+    with pytest.raises(ValueError, match=message):
+        Monitor(TwoLosses(), None, (TOKENS, NEXT))
+    model, batch = TwoLosses(), (TOKENS, NEXT)
+    monitor = Monitor(model, lambda output, _: output[0], (*batch, None))
+    torch.testing.assert_close(monitor(), model(*batch)[0])
+
+
+@pytest.mark.parametrize(
+    "loss_fn, message",
+    [
+        (lambda output, target: (output - target)[:5, 0], r"5 losses for a batch of 256 examples.*so few say little"),
+        (
+            lambda output, target: (output - target).flatten(),
+            r"1024 losses for a batch of 256 examples.*noise comes out too small.*losses\.view\(256, -1\)\.mean\(1\)",
+        ),
+    ],
+    ids=["fewer", "more"],
+)
+def test_another_number_of_losses_than_of_examples_is_said_once(loss_fn, message):
+    batch = torch.randn(256, 3), torch.randn(256, 4)
+    with pytest.warns(UserWarning, match=message) as said:
+        monitor = Monitor(nn.Linear(3, 4), loss_fn, batch)
+    assert len(said) == 1
+    monitor()  # and not again
+
+
+def test_nothing_is_said_of_the_number_of_losses_where_that_of_examples_is_not_known():
+    Monitor(nn.Linear(3, 4), lambda output, target: output.flatten(), (torch.randn(8, 3), torch.randn(5)))
+    along_1 = torch.randn(8, 16, 3), torch.randn(8, 16, 4)
+    Monitor(nn.Linear(3, 4), lambda output, target: (output - target).square().mean((0, 2)), along_1, batch_dim=1)
+    Monitor(nn.Linear(3, 4), lambda output, target: output.square().mean(1), (torch.randn(8, 3), None), chunk=3)
+
+
+def test_nothing_is_said_of_losses_of_pairs_or_windows_of_examples():
+    x = torch.randn(8, 3)
+    for loss_fn in (lambda output, _: (output[::2] - output[1::2])[:, 0], lambda output, _: output.diff(dim=0)[:, 0]):
+        assert Monitor(nn.Linear(3, 4), loss_fn, (x, None))().shape in ((4,), (7,))
+
+
 def test_classes_in_the_last_dimension():
     with pytest.raises(ValueError, match=r"classes in dimension 1: output\.transpose\(1, 2\)"):
         Monitor(nn.Embedding(11, 7), nn.CrossEntropyLoss(), (TOKENS, NEXT % 7))
@@ -224,6 +290,95 @@ def test_functions_of_the_users_own_are_not_called_for_a_check():
     model(torch.randn(4, 3)).sum().backward()
     opt.step()
     assert not calls
+
+
+@pytest.mark.parametrize(
+    "make, error, message",
+    [
+        (
+            lambda model: lambda: cross_entropy(model(TOKENS)[0].view(-1, 11), NEXT.view(-1)),
+            ValueError,
+            r"^the monitor raised ValueError: Expected input batch_size \(8\)",
+        ),
+        (lambda model: lambda: model(TOKENS, NEXT), TypeError, "^the monitor returned tuple: it must return"),
+        (lambda model: lambda: {}["loss"], ValueError, "^the monitor raised KeyError: 'loss'"),
+    ],
+    ids=["last-position", "tuple", "key"],
+)
+def test_a_mistake_in_a_function_says_where_training_stands_and_how_it_goes_on(make, error, message):
+    model = Language()
+    opt = AdaQN(model.parameters(), monitor=make(model), reject="factor")
+    for k in range(5):
+        opt.zero_grad()
+        model(TOKENS, NEXT)[1].backward()
+        if k < 4:
+            opt.step()
+    with pytest.raises(error, match=message) as raised:
+        opt.step()
+    assert raised.value.__cause__ is not None
+    assert "steps made in this cycle: 5" in str(raised.value)
+    assert "assign a corrected function to opt.monitor and go on" in str(raised.value)
+    assert (opt.stats.steps, opt.stats.cycles) == (5, 0)
+    opt.monitor = lambda: model(TOKENS, NEXT)[1]
+    opt.step()
+    assert (opt.stats.steps, opt.stats.cycles) == (6, 1)
+
+
+def test_an_error_of_another_kind_is_passed_on():
+    def monitor():
+        raise torch.OutOfMemoryError("no room")
+
+    model = Language()
+    with pytest.raises(torch.OutOfMemoryError, match=r"^no room$"):
+        stepped(model, monitor)
+
+
+def not_a_number(output, target):
+    return (output - target).square().mean(1) * torch.nan
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["ready", "not-ready"])
+def test_a_loss_that_is_nan_is_an_error_in_the_first_step_before_anything_changes(dtype):
+    model = nn.Linear(3, 2).to(dtype)
+    monitor = Monitor(model, not_a_number, (torch.randn(4, 3), torch.randn(4, 2)))
+    assert monitor.is_tried == (dtype == torch.float32)
+    model.float()
+    opt = AdaQN(model.parameters(), monitor=monitor)
+    model(torch.randn(4, 3)).sum().backward()
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(ValueError, match="the monitor returned nan at the weights before the first step"):
+        opt.step()
+    assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+    assert opt.stats.steps == 0
+    monitor.loss_fn = nn.MSELoss()
+    opt.step()
+    assert opt.stats.steps == 1
+
+
+def test_weights_that_were_loaded_after_the_monitor_was_made():
+    model = nn.Linear(3, 2)
+    good = {name: value.clone() for name, value in model.state_dict().items()}
+    with torch.no_grad():
+        model.weight.fill_(torch.nan)
+    monitor = Monitor(model, nn.MSELoss(), (torch.randn(4, 3), torch.randn(4, 2)))
+    model.load_state_dict(good)
+    opt = AdaQN(model.parameters(), monitor=monitor)
+    model(torch.randn(4, 3)).sum().backward()
+    opt.step()
+    assert opt.stats.steps == 1
+
+
+def test_nan_is_no_error_where_the_monitor_judges_nothing_or_its_sets_change():
+    model, batch = nn.Linear(3, 2), (torch.randn(4, 3), torch.randn(4, 2))
+    spoilt = torch.full((4, 3), torch.nan), batch[1]
+    for monitor, reject in (
+        (Monitor(model, not_a_number, batch), "none"),
+        (RotatingMonitor(model, nn.MSELoss(), [spoilt, batch]), "paired"),
+    ):
+        opt = AdaQN(model.parameters(), monitor=monitor, reject=reject)
+        model(batch[0]).sum().backward()
+        opt.step()
+        assert opt.stats.steps == 1
 
 
 # ---------------------------------------------------------------------- what is lost with one number

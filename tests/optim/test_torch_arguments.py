@@ -105,6 +105,74 @@ def test_the_equivalent_in_a_group_names_the_h0_in_use():
     AdaQN([{"params": parameter(), "momentum": 0.9, "name": "head"}])  # notes of the user's stay
 
 
+# ---------------------------------------------------------------------- by position, by other names, and SOAP's
+
+
+def test_betas_by_position_have_an_equivalent_and_that_works():
+    with pytest.raises(TypeError, match=r"got \(0\.8, 0\.98\) as third argument: in Adam that is betas") as told:
+        AdaQN(parameter(), 1e-3, (0.8, 0.98))
+    opt = AdaQN(parameter(), 1e-3, **advised(str(told.value).partition("betas; ")[2]))
+    assert (opt.defaults["momentum"], opt.scaling.decay) == (0.8, 0.98)
+
+
+@pytest.mark.parametrize(
+    "third, message",
+    [
+        (((0.9, 0.95), 1e-6, 0.1), r"Kronecker\(decay=0\.95, eps=1e-06\).*write weight_decay=0\.1"),
+        ((0.9,), r"in SGD that is momentum: write momentum=0\.9"),
+        ((lambda: 1.0,), "got function as third argument: write monitor="),
+        (("paper",), "'paper' as third argument: write its name before it"),
+    ],
+    ids=["adam", "sgd", "monitor", "preset"],
+)
+def test_a_third_argument_by_position_is_one_error(third, message):
+    with pytest.raises(TypeError, match=message):
+        AdaQN(parameter(), 1e-3, *third)
+
+
+@pytest.mark.parametrize(
+    "kind, given, message",
+    [
+        (AdaQN, {"learning_rate": 0.1}, r"has no argument 'learning_rate': write lr=0\.1$"),
+        (AdaQN, {"beta1": 0.9}, r"write momentum=0\.9$"),
+        (AdaQN, {"weight_deacy": 0.1}, r"write weight_decay=0\.1$"),
+        (AdaQN, {"beta2": 0.95}, r"scaling=adaqn\.Kronecker\(decay=0\.95\)"),
+        (OLBFGS, {"learning_rate": 0.1}, r"write lr=0\.1$"),
+        (LBFGS, {"learning_rate": 0.1}, r"write lr=0\.1$"),
+        (OLBFGS, {"beta1": 0.9}, "has no argument 'beta1'$"),
+    ],
+)
+def test_other_names_of_ours_are_told_as_in_a_group(kind, given, message):
+    with pytest.raises(TypeError, match=message):
+        kind(parameter(), **given)
+
+
+@pytest.mark.parametrize("preset", ["default", "modern"])
+def test_the_refreshments_of_soap_have_an_equivalent_and_that_works(preset):
+    with pytest.raises(TypeError, match="the equivalent of precondition_frequency is") as told:
+        AdaQN(parameter(), preset=preset, precondition_frequency=7)
+    opt = AdaQN(parameter(), preset=preset, **advised(str(told.value)))
+    assert opt.scaling.refresh == 7
+
+
+@pytest.mark.parametrize("kind", [AdaQN, *WITHOUT_AVERAGES], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "name", ["precondition_frequency", "shampoo_beta", "max_precond_dim", "merge_dims", "rho", "beta2", "correct_bias"]
+)
+def test_names_of_soap_and_of_adams_relatives_are_refused_in_a_group_too(kind, name):
+    with pytest.raises(ValueError, match=rf"\['{name}'\] in a param group would change nothing: "):
+        kind([{"params": parameter(), name: 0.5}])
+    with pytest.raises(TypeError, match=f"has no argument '{name}': (leave out|the equivalent of) {name}"):
+        kind(parameter(), **{name: 0.5})
+
+
+def test_the_groups_of_sharpness_aware_minimization_pass():
+    """Such a wrapper hands its own groups on to the optimizer inside."""
+    opt = AdaQN([{"params": parameter(), "rho": 0.05, "adaptive": False}])
+    opt.load_state_dict(opt.state_dict())
+    assert opt.param_groups[0]["rho"] == 0.05
+
+
 @pytest.mark.parametrize("name, value", [("maximize", True), ("scaling", "adam"), ("damping", 0.1), ("noise", 0.0)])
 def test_what_is_for_all_parameters_is_refused_in_a_group_of_whole_gradients(name, value):
     with pytest.raises(ValueError, match=f"{name} in a param group.*give it to the optimizer"):
@@ -140,8 +208,9 @@ def state_of(kind, steps=1, **options):
 )
 def test_a_checkpoint_of_torchs_points_to_warm_start(kind, options, ours, message):
     opt = AdaQN(parameter(), **ours)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as told:
         opt.load_state_dict(state_of(kind, **options))
+    assert "curvature pairs" not in str(told.value)
     assert opt.defaults == {name: opt.param_groups[0][name] for name in opt.defaults}
 
 
@@ -151,9 +220,28 @@ def test_what_the_message_says_works():
     assert opt.scaling.steps == [1]
 
 
-def test_a_checkpoint_from_before_adams_first_step():
-    with pytest.raises(ValueError, match="before its first step: start without it"):
-        AdaQN(parameter()).load_state_dict(state_of(torch.optim.AdamW, steps=0))
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.RMSprop], ids=lambda kind: kind.__name__)
+def test_a_checkpoint_from_before_the_first_step(kind):
+    message = f"saved by torch's .*{kind.__name__}, not by this one, and before its first step: start without it"
+    with pytest.raises(ValueError, match=message):
+        AdaQN(parameter()).load_state_dict(state_of(kind, steps=0))
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+@pytest.mark.parametrize(
+    "kind, whose",
+    [
+        (torch.optim.SGD, "torch's SGD"),
+        (torch.optim.ASGD, "torch's ASGD"),
+        (torch.optim.Rprop, "torch's Rprop"),
+        (torch.optim.Adafactor, "another optimizer"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_checkpoint_without_second_moments_is_said_to_be_another_optimizers(kind, whose, steps):
+    message = f"saved by {whose}, not by this one, and has no second moments: load the weights alone"
+    with pytest.raises(ValueError, match=message):
+        AdaQN(parameter()).load_state_dict(state_of(kind, steps=steps))
 
 
 @pytest.mark.parametrize("kind", [LBFGS, BFGS], ids=lambda kind: kind.__name__)

@@ -95,16 +95,23 @@ def own_loss(output: Any) -> Tensor:
     >>> float(own_loss((torch.randn(4, 3), torch.tensor(0.5))))
     0.5
     """
-    found = output
+    found, scalars = output, []
     if isinstance(output, Mapping):
         found = output.get("loss")
     elif isinstance(output, tuple | list):
-        scalars = [part for part in output if isinstance(part, Tensor) and part.dim() == 0]
-        found = scalars[0] if len(scalars) == 1 else getattr(output, "loss", None)
+        scalars = [i for i, part in enumerate(output) if isinstance(part, Tensor) and part.dim() == 0]
+        found = output[scalars[0]] if len(scalars) == 1 else getattr(output, "loss", None)
     elif not isinstance(output, Tensor):
         found = getattr(output, "loss", None)
     if isinstance(found, Tensor) and found.dim() <= 1:
         return found
+    if scalars:
+        raise ValueError(
+            f"loss_fn=None is for a model that returns one loss, and this one returned {type(output).__name__} with "
+            f"{len(scalars)} scalars, entries {', '.join(map(str, scalars))}: say which is the loss with a loss_fn, "
+            f"such as lambda output, _: output[{scalars[0]}]. Unless the batch is a mapping, its last entry is then "
+            "kept for loss_fn, so add one: (*batch, None)"
+        )
     shape = f" of shape {tuple(found.shape)}" if isinstance(found, Tensor) else ""
     raise ValueError(
         f"loss_fn=None is for a model that returns its own loss, and this one returned {type(output).__name__}{shape}, "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import torch
@@ -12,7 +13,9 @@ from torch import Tensor, nn
 from adaqn.evaluation.batches import tensors_in
 from adaqn.evaluation.losses import LossFunction, loss_of, output_of
 
-_MISTAKES = (TypeError, ValueError, RuntimeError, IndexError, KeyError, AttributeError, AssertionError)
+MISTAKES = (TypeError, ValueError, RuntimeError, IndexError, KeyError, AttributeError, AssertionError)
+_MOST = 6
+"""Entries of a tuple, list or mapping that are described one by one."""
 _RECIPES = "docs/frameworks.md#the-monitor-of-your-model has a recipe for each kind of model"
 
 
@@ -46,13 +49,13 @@ def first_loss(model: nn.Module, loss_fn: LossFunction | None, batch: Any) -> Te
     """The loss of the model on its batch; a mistake in how they fit together is one error that says so."""
     try:
         output = output_of(model, batch, whole=loss_fn is None)
-    except _MISTAKES as error:
+    except MISTAKES as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
         raise ValueError(_about_model(error, loss_fn, batch)) from error
     try:
         return loss_of(output, loss_fn, batch)
-    except _MISTAKES as error:
+    except MISTAKES as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
         raise ValueError(_about_loss(error, output, loss_fn, batch)) from error
@@ -68,7 +71,8 @@ def _about_model(error: Exception, loss_fn: LossFunction | None, batch: Any) -> 
         rest = (
             f"The inputs are {described(tuple(batch[:-1]))}; the last entry of the batch is kept for loss_fn as target"
         )
-    return f"the monitor could not evaluate {call}: {_said(error)}. {rest}. {_RECIPES}"
+    hints = _about_lists(batch if isinstance(batch, Mapping) or loss_fn is None else batch[:-1])
+    return ". ".join([f"the monitor could not evaluate {call}: {said(error)}", rest, *hints, _RECIPES])
 
 
 def _about_loss(error: Exception, output: Any, loss_fn: LossFunction | None, batch: Any) -> str:
@@ -76,9 +80,16 @@ def _about_loss(error: Exception, output: Any, loss_fn: LossFunction | None, bat
         return f"{error}. {_RECIPES}"
     is_mapping = isinstance(batch, Mapping)
     call, target = ("loss_fn(output, batch)", dict(batch)) if is_mapping else ("loss_fn(output, target)", batch[-1])
-    found = f"the monitor could not evaluate {call}: {_said(error)}. The model returned {described(output)}; the "
+    found = f"the monitor could not evaluate {call}: {said(error)}. The model returned {described(output)}; the "
     found += f"{'batch' if is_mapping else 'target'} is {described(target)}"
-    return ". ".join([found, *_hints(output, target), _RECIPES])
+    return ". ".join([found, *_about_lists([target]), *_hints(output, target), _RECIPES])
+
+
+def _about_lists(values: Any) -> Iterator[str]:
+    """Numbers that a tokenizer or ``tolist()`` has left in lists."""
+    values = values.values() if isinstance(values, Mapping) else values
+    if any(isinstance(value, list) and value and next(tensors_in(value), None) is None for value in values):
+        yield "Convert the lists to tensors: a tokenizer does with return_tensors='pt', others with torch.tensor(...)"
 
 
 def _hints(output: Any, target: Any) -> Iterator[str]:
@@ -99,20 +110,29 @@ def _hints(output: Any, target: Any) -> Iterator[str]:
         yield "torch's losses want the classes in dimension 1: output.transpose(1, 2)"
 
 
-def _said(error: Exception) -> str:
+def said(error: Exception) -> str:
+    """Its kind and its words."""
     return f"{type(error).__name__}: {str(error).strip().rstrip('.')}"
 
 
 def described(value: Any) -> str:
-    """In a few words.
+    """In a few words; of what is long, the first entry.
 
     >>> described((torch.ones(2, 3), None))
     '(Tensor (2, 3) float32, None)'
+    >>> described([[1] * 32] * 64)
+    'list of 64, the first a list of 32, the first an int'
     """
     if isinstance(value, Tensor):
         return f"Tensor {tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
     if isinstance(value, Mapping):
-        return f"{type(value).__name__} with " + ", ".join(f"{name}: {described(v)}" for name, v in value.items())
+        shown = [f"{name}: {described(v)}" for name, v in islice(value.items(), _MOST)]
+        more = [f"and {len(value) - _MOST} more"] if len(value) > _MOST else []
+        return f"{type(value).__name__} with " + ", ".join([*shown, *more])
+    if isinstance(value, tuple | list) and len(value) > _MOST:
+        first = described(value[0])
+        article = "an" if first[0].lower() in "aeiou" else "a"
+        return f"{type(value).__name__} of {len(value)}, the first {article} {first}"
     if isinstance(value, tuple | list):
         return f"({', '.join(map(described, value))})"
     return "None" if value is None else type(value).__name__

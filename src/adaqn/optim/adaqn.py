@@ -34,6 +34,7 @@ from adaqn.optim.settings import (
     given,
     preset_with,
 )
+from adaqn.optim.torch_arguments import others_by_name
 from adaqn.optim.watch import MonitorFunction
 
 
@@ -106,6 +107,7 @@ class AdaQN(QuasiNewton):
 
     needs: ClassVar[str] = "step() after backward(); for the rejection test monitor=Monitor(model, loss_fn, batch)"
 
+    @others_by_name
     def __init__(
         self,
         params: ParamsT,

@@ -30,7 +30,7 @@ class Monitor:
 
     The monitor is evaluated once when it is constructed, so mistakes show up early. If the model is not ready (on a
     different device than the batch, lazy weights, several processes), this happens in the first step, before anything
-    has changed.
+    has changed. A loss that is nan before the first step, at finite weights, is an error there.
 
     Evaluation has no side effects: no gradients, eval mode (each module's mode is restored), and torch's random state
     and the model's buffers unchanged. Autocast is as given here, whatever the caller uses. The result is float32 or
@@ -68,6 +68,8 @@ class Monitor:
         self._tried_on: torch.device | None = None
         self.is_scalar = False
         """Did it return one number for the whole batch?"""
+        self.was_nan = False
+        """Was its loss nan when it was first evaluated?"""
         self.model = model
         self.loss_fn = loss_fn
         self.batch = batch
@@ -87,6 +89,10 @@ class Monitor:
     def _evaluate(self, examples: slice | None = None) -> Tensor:
         with torch.no_grad(), undisturbed(self.model), self._precision():
             losses = monitored_loss(lambda: self._losses(examples))
+        if not self.is_tried:
+            self.was_nan = bool(losses.mean().isnan())
+            if examples is None and losses.dim() == 1:
+                self._compare_with_examples(len(losses))
         self._tried_on, self.is_scalar = self._device, losses.dim() == 0
         return losses
 
@@ -189,6 +195,25 @@ class Monitor:
                 "dimension"
             )
         return losses.mean()
+
+    def _compare_with_examples(self, losses: int) -> None:
+        """Warn if there are far fewer or more losses than examples, as far as these can be counted.
+
+        Up to half or double, as of windows or pairs of examples, the estimate of the noise is hardly worse.
+        """
+        count = self.count
+        if count <= 1 or count <= 2 * losses <= 4 * count:  # a length of 1 seldom counts examples
+            return
+        if losses > count:
+            noise = "losses of one example are alike, so the noise comes out too small and good cycles are rejected"
+        else:
+            noise = "so few say little about the noise, and bad cycles may be kept"
+        such_as = f", such as losses.view({count}, -1).mean(1)" if losses % count == 0 else ""
+        warn(
+            f"the monitor has {losses} losses for a batch of {count} examples. The rejection test takes each for the "
+            f"loss of one example: {noise}. Return one loss per example from loss_fn, shape ({count},){such_as}; if "
+            "the examples lie along another dimension of the batch, give batch_dim"
+        )
 
     def _precision(self) -> torch.autocast:
         return precision(self.model, self.autocast)

@@ -13,21 +13,32 @@ from adaqn.core.scaling import Adagrad, Adam, RMSProp, Scaling
 from adaqn.optim.torch_arguments import is_torchs
 from adaqn.parameters.flat import FlatParameters, as_real
 
+_OF_GROUPS = {
+    "betas": "torch's Adam or AdamW",
+    "dampening": "torch's SGD",
+    "lr_decay": "torch's Adagrad",
+    "lambd": "torch's ASGD",
+    "etas": "torch's Rprop",
+    "centered": "torch's RMSprop",
+    **dict.fromkeys(("foreach", "fused", "capturable", "nesterov", "eps"), "another optimizer"),
+}
+"""A value that groups of ours never have → whose they are, the first that fits."""
 _TORCH_KEYS = ((Adam, "exp_avg_sq", "Adam or AdamW"), (RMSProp, "square_avg", "RMSprop"), (Adagrad, "sum", "Adagrad"))
 
 
 def refuse_torchs(entries: Iterable[dict[str, Any]], groups: Iterable[dict[str, Any]], scaling: Scaling) -> None:
     """One error for the checkpoint of a torch optimizer, with the way from there to here."""
-    entries = list(entries)
+    entries, values = list(entries), {name for group in groups for name in group}
     theirs = next(filter(is_torchs, entries), None)
-    if theirs is None and (entries or not any("betas" in group for group in groups)):
+    whose = next((name for value, name in _OF_GROUPS.items() if value in values), None)
+    if theirs is None and (entries or whose is None):
         return
-    known = [(kind, name) for kind, key, name in _TORCH_KEYS if theirs is None or key in theirs]
-    message = f"the state was saved by torch's {known[0][1] if known else 'optimizer'}, which has no curvature pairs"
-    if theirs is None:
+    known = [(kind, f"torch's {name}") for kind, key, name in _TORCH_KEYS if theirs is not None and key in theirs]
+    message = f"the state was saved by {known[0][1] if known else whose or 'another optimizer'}, not by this one"
+    if theirs is None and whose in [f"torch's {name}" for _, _, name in _TORCH_KEYS]:
         raise ValueError(f"{message}, and before its first step: start without it")
     if not known:
-        raise ValueError(f"{message} and no second moments: load the weights alone and start without it")
+        raise ValueError(f"{message}, and has no second moments: load the weights alone and start without it")
     (kind, _), *_ = known
     message += ": load the weights, and then take over its second moments with opt.warm_start(state)"
     if isinstance(scaling, Kronecker) or not isinstance(scaling, kind):

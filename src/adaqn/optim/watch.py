@@ -15,6 +15,7 @@ from adaqn.core.acceptance import PairedTest, mean_loss
 from adaqn.core.looks import is_by_all
 from adaqn.core.products import on_host
 from adaqn.evaluation.losses import monitored_loss
+from adaqn.evaluation.trial import MISTAKES, said
 from adaqn.evaluation.undisturbed import BuffersSeen
 from adaqn.optim.events import Notices
 from adaqn.optim.judge import Judge, Losses
@@ -83,8 +84,8 @@ class Watch:
             return
         try:
             if state.flat.processes.count == 1 and not isinstance(state.flat, FlatShards):
-                if untried and monitor is not None:
-                    monitor()
+                if monitor is not None and (untried or monitor.was_nan):
+                    check_first_loss(mean_loss(monitor()), monitor, state)
             elif state.is_new and any(row[0] for row in state.flat.processes.agreed("the monitor", None, untried)):
                 self._losses_at(state, state.anchor)
         except Exception:
@@ -159,7 +160,7 @@ class Watch:
             "loss is at fault, not the steps"
         )
         if not rotates or not started:
-            raise ValueError(message)
+            raise ValueError(f"{message}. Assign a corrected one to opt.monitor and go on: the steps are kept")
         self.notices.say(message + "; such a set judges nothing")  # D7
         return Losses(new=new, old=old, first=first)
 
@@ -285,18 +286,53 @@ class Watch:
         curvature, pooled = state.curvature, state.flat.processes.pooled
         if isinstance(curvature, MonitoredGradient) and (part is None or part.start == 0):
             evaluate = MonitoredPass(monitor, state.flat, curvature.examples, part)
-            losses = pooled(None if monitor is None else evaluate)
+            losses = pooled(None if monitor is None else lambda: self._asked(state, evaluate))
             curvature.keep(evaluate, state.flat, at_anchor=at_anchor)
             return losses
         if monitor is None:
             return pooled(None)
-        return pooled(lambda: monitored_loss(monitor) if part is None else monitor.losses_of(part))
+        if part is not None:
+            return pooled(lambda: monitor.losses_of(part))
+        return pooled(lambda: self._asked(state, lambda: monitored_loss(monitor)))
+
+    def _asked(self, state: State, evaluate: Callable[[], Tensor]) -> Tensor:
+        """The losses; a mistake in a function of the user's own is one error that says where training stands.
+
+        Errors of a type of their own, such as OSError or a lack of memory, are passed on: they may be waited for.
+        """
+        try:
+            return evaluate()
+        except MISTAKES as error:
+            kind = type(error)
+            if isinstance(self.monitor, Monitor) or kind not in MISTAKES or state.is_new:
+                raise
+            found = str(error) if str(error).startswith("the monitor") else f"the monitor raised {said(error)}"
+            raise (kind if kind in (TypeError, RuntimeError) else ValueError)(
+                f"{found}. It is called at the end of a cycle, so the weights have moved already (steps made in this "
+                f"cycle: {state.tally.steps}), and nothing is lost: assign a corrected function to opt.monitor and go "
+                "on, the next step judges the cycle. adaqn.Monitor(model, loss_fn, batch) finds such mistakes before "
+                "the first step"
+            ) from error
 
     def _known_looks(self) -> int:
         """How many at the anchor are known, of the model as it is? BatchNorm's statistics change each step (D8)."""
         seen = self._buffers_seen
         is_as_it_was = seen is not None and seen.unchanged(getattr(self.monitor, "model", None))
         return len(self._at_anchor) if is_as_it_was else 0
+
+
+def check_first_loss(loss: float, monitor: Monitor, state: State) -> None:
+    """One error for a loss that is nan before the first step, at weights that are finite.
+
+    Of a monitor whose sets change, others may have a loss that is a number (D7).
+    """
+    if not math.isnan(loss) or not state.is_new or hasattr(monitor, "advance"):
+        return
+    if bool(state.anchor.isfinite().all()):
+        raise ValueError(
+            "the monitor returned nan at the weights before the first step, which are finite, so it could judge no "
+            "cycle: look for nan in the monitoring batch and its loss_fn. Nothing has changed yet"
+        )
 
 
 def together(looks: Sequence[Tensor]) -> Tensor:
