@@ -165,7 +165,7 @@ def adaqn(
 
         if nonfinite >= NONFINITE_PATIENCE or (nonfinite and not w.isfinite().all()):
             outcome, nonfinite = Outcome.REJECTED, 0  # D13: no gradient will be finite again
-            step_multiplier = after_rejected(step_multiplier, cycles + 1)
+            step_multiplier = after_rejected(step_multiplier)
         elif not summed:  # D9: there is no average
             yield Iterate(w.clone(), None, len(S), step_multiplier, x.clone())
             continue
@@ -189,7 +189,7 @@ def adaqn(
             if worse:  # l. 12
                 outcome = Outcome.REJECTED
                 rejections = rejections + 1 if not S else 0
-                step_multiplier = after_rejected(step_multiplier, cycles + 1)  # D37
+                step_multiplier = after_rejected(step_multiplier)  # D37
                 if climbed or rejections == reject_patience:  # D11; D24: once
                     step_multiplier = max(step_multiplier / 2, SMALLEST_MULTIPLIER)
                 rejections = 0 if rejections == reject_patience else rejections
@@ -205,7 +205,7 @@ def adaqn(
 
         few = first_look or None
         fell = bool(f_new.reshape(-1)[:few].mean() < f_old.reshape(-1)[:few].mean()) if started else None
-        rejections, step_multiplier = 0, after_accepted(step_multiplier, fell, growth, cycles)  # D11, D37
+        rejections, step_multiplier = 0, after_accepted(step_multiplier, fell, growth)  # D11, D37
         averaged += own
         share = c * own / (averaged + c * own) if started and c else 1.0  # D33: weights count steps
         x = x + share * (candidate - x)

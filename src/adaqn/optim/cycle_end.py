@@ -105,7 +105,7 @@ def accept(state: State, verdict: Verdict, outcome: Outcome, candidate: Tensor, 
     c = state.counters
     verdict.apply_to(c)
     c.started = 1
-    c.step_multiplier = after_accepted(c.step_multiplier, fell, state.method.judge.growth, c.cycles + 1)  # D11, D37
+    c.step_multiplier = after_accepted(c.step_multiplier, fell, state.method.judge.growth)  # D11, D37
     c.skips_in_row = c.skips_in_row + 1 if outcome is Outcome.SKIPPED else 0
     state.show_accepted(candidate)
     if outcome is Outcome.SKIPPED and c.skips_in_row != state.method.anchor_patience:

@@ -67,7 +67,7 @@ class Verdict:
         if self.best is not None:
             c.set_best(self.best)
         if self.rejected:
-            c.step_multiplier = after_rejected(c.step_multiplier, c.cycles + 1)
+            c.step_multiplier = after_rejected(c.step_multiplier)
         if self.halve:
             c.halve_steps()
 
