@@ -90,7 +90,7 @@ def main(folder: Path, steps: int) -> None:
     opt = AdaQN(model.parameters(), monitor=Monitor(model, loss_fn, batch(0, 64)))
     load_newest(folder, model, opt)
     if dist.get_rank() == 0:
-        print(f"{dist.get_world_size()} processes begin with step {opt.stats.steps}", flush=True)
+        print(f"processes: {dist.get_world_size()}, starting at step {opt.stats.steps}", flush=True)
     while opt.stats.steps < steps:
         opt.zero_grad()
         x, target = batch(1 + opt.stats.steps, 32)

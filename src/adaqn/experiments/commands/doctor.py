@@ -62,7 +62,7 @@ def doctor(
         return
     print(
         f"Python {found['python']} on {found['machine']}; {found['device']} reads {found['read_gb_per_second']} GB/s "
-        f"({threads} threads)"
+        f"({threads} thread{'' if threads == 1 else 's'})"
     )
     print("installed: " + ", ".join(f"{name} {version or '–'}" for name, version in found["packages"].items()))
     print("data: " + ", ".join(f"{name} {'here' if here else 'not here'}" for name, here in found["data"].items()))
