@@ -81,7 +81,7 @@ def test_fsdp2_is_killed_and_goes_on_with_other_numbers_of_processes(counts, tmp
         before = max(int(path.parent.name) for path in tmp_path.glob("*/SHA256SUMS"))
         assert before >= 100
         output = torchrun(*example, f"--steps={before + 50}", count=count)
-        assert f"{count} processes begin with step {before}\n" in output
+        assert f"processes: {count}, starting at step {before}\n" in output
         assert f"step {before + 50}:" in output
         losses.append(last_loss(output))
     assert losses[-1] < losses[0] < 0.8
