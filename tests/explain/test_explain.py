@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.optim import lr_scheduler
 
 import adaqn.explain
 import inside
@@ -697,6 +698,123 @@ def test_the_end_of_a_schedule_is_no_alarm():
     explanation = opt.explain()
     assert explanation.is_well
     assert "lr is 0 now: its schedule has ended" in str(explanation)
+
+
+# ---------------------------------------------------------------------- with a schedule, and the default preset
+
+
+def classifier(steps, lr=None, schedule=None, look=None):
+    """A small classifier, trained with the default preset; ``look(opt)`` is called after every cycle."""
+    torch.manual_seed(0)
+    inputs = torch.randn(2000, 20)
+    labels = (inputs @ torch.randn(20, 5) + inputs.square() @ torch.randn(20, 5)).argmax(1)
+    model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 5))
+    loss_fn = nn.CrossEntropyLoss(reduction="none")
+    options = {} if lr is None else {"lr": lr}
+    opt = AdaQN(model.parameters(), monitor=Monitor(model, loss_fn, (inputs[:128], labels[:128])), **options)
+    scheduler = schedule and schedule(opt)
+    for step in range(steps):
+        chosen = torch.randint(len(inputs), (64,))
+        opt.zero_grad()
+        loss_fn(model(inputs[chosen]), labels[chosen]).mean().backward()
+        opt.step()
+        if scheduler:
+            scheduler.step()
+        if look and step % 5 == 4:
+            look(opt)
+    return opt
+
+
+def cosine(steps):
+    return lambda opt: lr_scheduler.CosineAnnealingLR(opt, steps)
+
+
+def one_cycle(steps, lr=0.004):
+    return lambda opt: lr_scheduler.OneCycleLR(opt, max_lr=lr, total_steps=steps + 1, cycle_momentum=False)
+
+
+def advice(opt, name):
+    return next((finding.change for finding in opt.explain().findings if finding.name == name), None)
+
+
+@pytest.mark.parametrize("lr, steps", [(4e-5, 150), (4e-5, 300), (4e-5, 420), (3e-4, 300)])
+def test_steps_that_are_far_too_short_are_told_before_during_and_after_a_schedule(lr, steps):
+    """The advice is three times the step size that was asked for, whatever the schedule has made of it."""
+    said = []
+    opt = classifier(steps, lr, cosine(steps), look=lambda opt: said.append(advice(opt, "slow")))
+    assert opt.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-12)
+    assert said[:19] == [None] * 19  # too early to say
+    assert all(f"try lr={3 * lr:.3g}" in words for words in said[20:])
+    assert ("next time try" in said[20]) is (steps == 150)  # there lr is already below its half
+    assert f"next time try lr={3 * lr:.3g} before its schedule, three times as much" in said[-1]
+
+
+def test_steps_that_are_far_too_short_are_told_before_they_are_as_long_as_they_may_be():
+    opt = classifier(125, lr=3e-4)
+    assert opt.stats.step_multiplier < 3.0
+    assert "try lr=0.0009, three times as much" in advice(opt, "slow")
+
+
+@pytest.mark.parametrize(
+    "steps, schedule",
+    [
+        (250, None),
+        (150, cosine(150)),  # it ends before steps had a reason to become shorter
+        (400, cosine(400)),
+        (300, lambda opt: lr_scheduler.LinearLR(opt, 0.001, total_iters=200)),
+        (300, lambda opt: lr_scheduler.LinearLR(opt, 0.001, total_iters=500)),  # it ends in the warm-up
+        (300, one_cycle(300)),
+    ],
+)
+def test_at_a_good_step_size_nobody_is_told_to_take_a_larger_one(steps, schedule):
+    said = set()
+    classifier(steps, schedule=schedule, look=lambda opt: said.add(advice(opt, "slow")))
+    assert said == {None}
+
+
+def test_the_step_size_of_a_schedule_that_rises_is_the_one_it_rises_to():
+    opt = classifier(300, 1e-4, one_cycle(300, 1e-4))
+    assert "next time try lr=0.0003" in advice(opt, "slow")
+
+
+@pytest.mark.parametrize("pairs", [PairOptions(memory_size=3), None])
+@pytest.mark.parametrize("monitor", [Examples, None])
+def test_the_end_of_torchs_schedule_is_no_alarm(pairs, monitor):
+    """Neither with pairs, nor without, nor without a monitor."""
+    problem = NoisyValley()
+    model = Vector(problem.w0)
+    opt = AdaQN(
+        model.parameters(), lr=0.05, pairs=pairs, monitor=monitor and monitor(problem, model),
+        reject=None if monitor else "none",
+    )  # fmt: skip
+    schedule = lr_scheduler.CosineAnnealingLR(opt, 100)
+    for k in range(100):
+        run(opt, model, problem, range(k, k + 1))
+        schedule.step()
+    (found,) = (finding for finding in opt.explain().findings if finding.name == "lr-zero")
+    assert (found.severity, found.change) == ("note", "")
+    assert "lr=0 now, 0.05 before its schedule: 100 steps" in opt.explain().summary[0]
+
+
+def test_a_schedule_that_never_let_the_weights_move_is_an_alarm():
+    problem = NoisyValley()
+    model = Vector(problem.w0)
+    opt = AdaQN(model.parameters(), lr=0.05, monitor=Examples(problem, model))
+    lr_scheduler.LambdaLR(opt, lambda _: 0.0)
+    run(opt, model, problem, range(30))
+    assert "give an lr above 0" in advice(opt, "lr-zero")
+
+
+@pytest.mark.parametrize("lr", [0.0, 1e-9, 2.0])
+def test_what_rejections_did_to_the_steps_is_told_of_the_step_size_before_its_schedule(lr):
+    opt = healthy(lr=3.0)
+    shrunk = re.search(r"lr=\S+", advice(opt, "steps-shrunk"))[0]
+    for group in opt.param_groups:
+        group["initial_lr"], group["lr"] = 3.0, lr
+    found = next(finding for finding in opt.explain().findings if finding.name == "steps-shrunk")
+    assert re.search(r"of lr=3, that is 0\.0\d+ before its schedule", found.what)
+    assert shrunk in found.change
+    assert not re.search(r"(lr=|now )0[ ,;]", "".join(finding.change for finding in opt.explain().findings))
 
 
 def test_a_monitor_with_the_wrong_sign_is_never_met_with_a_lower_lr():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from adaqn.core.outcome import Outcome
-from adaqn.explain.finding import HINT, NOTE, WARNING, Finding, percent, size, span, step_size, times
+from adaqn.explain.finding import HINT, NOTE, WARNING, Finding, asked_size, percent, schedule, size, span, times
 from adaqn.explain.record import Record
 
 OFTEN = 0.02
@@ -43,7 +43,7 @@ def no_cycle(record: Record) -> Finding | None:
 def no_step_size(record: Record) -> Finding | None:
     if any(record.settings.lr) or not record.stats.steps:
         return None
-    if any(cycle.ss for cycle in record.cycles):
+    if _has_moved(record):
         return Finding("lr-zero", NOTE, "lr is 0 now: its schedule has ended, and the weights no longer move", "")
     return Finding(
         "lr-zero",
@@ -51,6 +51,14 @@ def no_step_size(record: Record) -> Finding | None:
         "lr is 0: the weights do not move",
         "give an lr above 0, or look at the scheduler that set it",
     )
+
+
+def _has_moved(record: Record) -> bool:
+    """Were there steps of some length? Pairs tell, and monitored losses; where there is neither, the full step size."""
+    compared = [c for c in record.cycles if c.anchor_loss is not None and c.candidate_loss is not None]
+    if any(cycle.ss for cycle in record.cycles) or any(c.anchor_loss != c.candidate_loss for c in compared):
+        return True
+    return not compared and record.stats.cycles > 0 and any(record.settings.full_lr)
 
 
 def nonfinite_gradients(record: Record) -> Finding | None:
@@ -85,9 +93,9 @@ def diverged(record: Record) -> Finding | None:
         WARNING,
         f"{times(lost, 'time')} the weights, or all gradients at them, were not finite, and the weights were reset to "
         "the last good ones",
-        f"lower lr, now {step_size(record, record.stats.step_multiplier)}, or clip the gradients "
+        f"lower lr, now {asked_size(record, record.stats.step_multiplier)}{schedule(record)}, or clip the gradients "
         "(torch.nn.utils.clip_grad_norm_)"
-        if max(record.settings.lr) * record.stats.step_multiplier > HARDLY
+        if max(record.settings.asked_lr) * record.stats.step_multiplier > HARDLY
         else "look for what makes the loss or its gradient inf or nan: the steps are as short as they get",
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from adaqn.core.outcome import Outcome
 from adaqn.explain import basics, monitor, pairs, verdicts
-from adaqn.explain.finding import NOTE, Check, Finding, number, span, step_size, times
+from adaqn.explain.finding import NOTE, Check, Finding, asked_size, number, span, step_size, times
 from adaqn.explain.record import Record
 
 CHECKS: tuple[Check, ...] = (
@@ -88,9 +88,10 @@ def _verdicts(record: Record) -> str:
 
 def _summary(record: Record) -> list[str]:
     s, stats = record.settings, record.stats
+    scheduled = f" now, {asked_size(record)} before its schedule" if s.is_scheduled_down else ""
     lines = [
-        f"{s.method}, lr={step_size(record)}: {times(stats.steps, 'step')}, {times(stats.cycles, 'cycle')} with "
-        f"{_verdicts(record)}",
+        f"{s.method}, lr={step_size(record)}{scheduled}: {times(stats.steps, 'step')}, "
+        f"{times(stats.cycles, 'cycle')} with {_verdicts(record)}",
         f"history: {basics.parts(record)}",
     ]
     if record.cycles and len(record.cycles) < stats.cycles:

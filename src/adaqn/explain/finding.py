@@ -98,9 +98,23 @@ def middle(values: Sequence[float | None]) -> float | None:
 
 
 def step_size(record: Record, factor: float = 1.0) -> str:
-    """Lr of the groups, times a factor.
+    """Lr of the groups as it is now, times a factor.
 
     A single number where all groups have the same.
     """
-    sizes = sorted({lr * factor for lr in record.settings.lr})
+    return _range(record.settings.lr, factor)
+
+
+def asked_size(record: Record, factor: float = 1.0) -> str:
+    """The same of the step size that was asked for, whatever a schedule has made of it: advice is about that one."""
+    return _range(record.settings.asked_lr, factor)
+
+
+def schedule(record: Record) -> str:
+    """What to say after ``asked_size``, where lr is another one now."""
+    return " before its schedule" if record.settings.lr != record.settings.asked_lr else ""
+
+
+def _range(step_sizes: Sequence[float], factor: float) -> str:
+    sizes = sorted({lr * factor for lr in step_sizes})
     return number(sizes[0]) if len(sizes) == 1 else f"{number(sizes[0])} to {number(sizes[-1])}"

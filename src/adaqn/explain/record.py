@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 OWN = "your own"
 """The name of a part that the user has written."""
 
+FULL = ("lr", "initial_lr", "max_lr")
+"""Where torch's schedulers keep the step size that they start from, or rise to."""
 _GONE = ("max_dimension", "wide")
 """What records had while long sides had no basis."""
 
@@ -72,6 +74,11 @@ class Settings:
     """How many times their usual length steps may have (D37)."""
     full_lr: tuple[float, ...] = ()
     """Of each param group before a schedule changed it; empty where that is not known."""
+
+    @property
+    def asked_lr(self) -> tuple[float, ...]:
+        """What a user would change: the step size before its schedule, where that is known."""
+        return self.full_lr or self.lr
 
     @property
     def is_scheduled_down(self) -> bool:
@@ -177,7 +184,7 @@ def settings_of(optimizer: QuasiNewton) -> Settings:
         size=size(m),
         size_in_bfloat16=size(narrow),
         growth=m.judge.growth,
-        full_lr=tuple(float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups),
+        full_lr=tuple(max(float(group[name]) for name in FULL if name in group) for group in optimizer.param_groups),
         row=0 if flat is None else flat.n * (m.storage.fisher_dtype or flat.dtype).itemsize,
     )
 

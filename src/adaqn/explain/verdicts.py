@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from adaqn.core.acceptance import STEP_RECOVERY
+from adaqn.core.growth import LONGER, SHORTER
 from adaqn.core.outcome import Outcome
 from adaqn.explain.finding import (
     FEWEST_CYCLES,
@@ -13,11 +15,12 @@ from adaqn.explain.finding import (
     WARNING,
     Finding,
     among,
+    asked_size,
     growth,
     middle,
     percent,
+    schedule,
     span,
-    step_size,
     times,
 )
 from adaqn.explain.record import Record
@@ -33,6 +36,14 @@ STEADY_CYCLES = 80
 """Of a run, after which a loss that falls in nearly every cycle says that steps are short: at good step sizes it then
 rises in a third of them (``experiments/LOG.md``)."""
 NEARLY_ALL = 0.9
+CREEPING = 0.003
+"""Share of the loss by which a cycle of steps as long as lr lowers it: less where lr is far too small. Wherever steps
+grew without a pause, on nine small networks, it was 0.01 to 0.3 % at a hundredth to a thirteenth of the default lr (one
+rose to 0.6 %), and at least 0.6 % at the default, 0.3 % near the end of a cosine."""
+WARMS_UP = 2.0
+"""How many times as much as before a cycle does while a schedule lengthens the steps."""
+UNPAUSED = 0.75
+"""Of the fastest growth there can be: two pauses in the first 40 cycles."""
 ONE_HALVING, TWO_HALVINGS = 0.4, 0.2
 """One is what the rule is for; after three lr is plainly too large."""
 MANY_HALVINGS = 2.0**-8
@@ -61,7 +72,7 @@ def many_rejected(record: Record) -> Finding | None:
     if _is_hopeless(record):
         change = f"if such steps are small for this model, {_look(record)}"
     else:
-        change = f"lower lr, now {step_size(record, record.stats.step_multiplier)}"
+        change = f"lower lr, now {asked_size(record, record.stats.step_multiplier)}{schedule(record)}"
         if rise is not None and rise < SMALL_RISE:
             change += ", or enlarge the monitoring set" + _other_test(record)
         if len(rejected) == len(record.cycles):
@@ -84,9 +95,10 @@ def steps_shrunk(record: Record) -> Finding | None:
     if multiplier >= 0.99:
         return None
     left = math.ceil(math.log(1.0 / multiplier) / math.log(STEP_RECOVERY))
-    now = step_size(record, multiplier)
+    now = asked_size(record, multiplier)
     what = (
-        f"repeated rejections have shrunk the steps to {percent(multiplier)} of lr={step_size(record)}, that is {now}"
+        f"repeated rejections have shrunk the steps to {percent(multiplier)} of lr={asked_size(record)}, that is {now}"
+        f"{schedule(record)}"
     )
     if _is_hopeless(record):
         return Finding(
@@ -128,36 +140,72 @@ def accepted_rise(record: Record) -> Finding | None:
         WARNING,
         f"the monitored loss got worse by {percent(rise)} in {span(record)}, in {worse} of {len(accepted)} accepted "
         "ones: each rise alone looks like noise",
-        f"lower lr, now {step_size(record, record.stats.step_multiplier)}; a larger monitoring set{stricter}. If the "
-        "training loss falls meanwhile, the monitored batch is not from the training split",
+        f"lower lr, now {asked_size(record, record.stats.step_multiplier)}{schedule(record)}; a larger monitoring set"
+        f"{stricter}. If the training loss falls meanwhile, the monitored batch is not from the training split",
     )
 
 
 def slow(record: Record) -> Finding | None:
     """Steps that are never too large, and a loss that falls little by little, or steadily for a long time.
 
-    Steps that may grow do so by themselves (D37): there is something to say when they are as long as they may be.
+    Steps that may grow do so by themselves (D37): there is something to say when they are as long as they may be, or
+    plainly on their way there.
     """
     judged = [c for c in record.cycles if _is_judged(c)]
     s, stats = record.settings, record.stats
-    if len(judged) < SLOW_CYCLES or s.rotating or s.is_scheduled_down or stats.step_multiplier < 1.0:
+    if len(judged) < SLOW_CYCLES or s.rotating or stats.step_multiplier < 1.0 or record.count(Outcome.REJECTED):
         return None
     fallen = sum((record.rise(cycle) or 0.0) < 0.0 for cycle in judged)
     fall = record.change(judged[0].anchor_loss, judged[-1].candidate_loss)
-    if record.count(Outcome.REJECTED) or fallen < NEARLY_ALL * len(judged):
+    if fallen < NEARLY_ALL * len(judged) or fall is None or not -1.0 < fall < 0.0:
         return None
-    steady = (stats.cycles >= STEADY_CYCLES or s.growth > 1.0) and not stats.rejected
-    if fall is None or not (-1.0 if steady else -SLOW_FALL) < fall < 0.0 or stats.step_multiplier < s.growth:
+    if not _is_at_limit(record, fall) and not _creeps(record, judged):
         return None
-    grown = f"steps have grown to {s.growth:g} times lr, their limit, " if s.growth > 1.0 else ""
+    grown = f"steps have grown to {stats.step_multiplier:.2g} times lr, " if s.growth > 1.0 else ""
+    if grown and stats.step_multiplier >= s.growth:
+        grown += "their limit, "
     return Finding(
         "slow",
         HINT,
         f"{grown}none of {among(record)} rejected, and the monitored loss fell in {fallen} of {len(judged)} of them, "
         f"by {percent(-fall)} in all",
-        f"if it should fall much further, try lr={step_size(record, 3.0)}, three times as much: steps that are too "
-        "large are rejected",
+        f"if it should fall much further, {'next time ' if s.is_scheduled_down else ''}try lr={asked_size(record, 3.0)}"
+        f"{schedule(record)}, three times as much: steps that are too large are rejected",
     )
+
+
+def _is_at_limit(record: Record, fall: float) -> bool:
+    """Are steps as long as they may be, and the loss falls on? Not where a schedule has made them short."""
+    s, stats = record.settings, record.stats
+    steady = (stats.cycles >= STEADY_CYCLES or s.growth > 1.0) and not stats.rejected
+    return not s.is_scheduled_down and stats.step_multiplier >= s.growth and (steady or fall > -SLOW_FALL)
+
+
+def _creeps(record: Record, judged: Sequence[CycleEvent]) -> bool:
+    """Have steps grown since the first cycle with hardly a pause, while a cycle of steps as long as lr does little?
+
+    At good step sizes steps grow in the first cycles too, but there such a cycle does much. In a warm-up it does little
+    as well, but more and more.
+    """
+    s = record.settings
+    if s.growth <= 1.0 or record.stats.rejected:
+        return False
+    near_limit = s.growth * SHORTER**2
+    late = [c for c in judged if c.cycle >= SLOW_CYCLES]
+    if any(c.step_multiplier < min(near_limit, LONGER ** (UNPAUSED * c.cycle)) for c in late):
+        return False
+    half = len(judged) // 2
+    if _fall_at_lr(record, judged[half:]) > WARMS_UP * _fall_at_lr(record, judged[:half]):
+        return False
+    return _fall_at_lr(record, judged) < CREEPING
+
+
+def _fall_at_lr(record: Record, cycles: Sequence[CycleEvent]) -> float:
+    """By which share a cycle would have lowered the loss in the mean, with steps as long as lr.
+
+    Cycle by cycle, for not all are judged by the same examples (D35).
+    """
+    return -sum(record.rise(cycle) or 0.0 for cycle in cycles) / sum(cycle.step_multiplier for cycle in cycles)
 
 
 def _is_hopeless(record: Record) -> bool:

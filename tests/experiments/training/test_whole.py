@@ -134,6 +134,28 @@ def test_a_cosine_ends_with_small_steps():
     assert sizes[5:] == sorted(sizes[5:], reverse=True)
 
 
+def test_the_full_step_size_of_a_schedule_is_known_as_with_torchs(tmp_path):
+    """Also in a run that goes on, and nobody writes it where there is no schedule."""
+    config = replace(SMALL, optimizer="adaqn", schedule="cosine", warm_up=5, lr=0.01, steps=20)
+
+    def interrupt(progress):
+        if progress.step >= 10:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_one(config, tmp_path, None, interrupt)
+    run = open_run(config, tmp_path)
+    run.resume()
+    run.train()
+    (group,) = run.optimizer.param_groups
+    assert group["lr"] < 0.001
+    assert group["initial_lr"] == 0.01
+    assert "0.01 before its schedule" in run.optimizer.explain().summary[0]
+    constant = open_run(replace(config, schedule="constant", warm_up=0))
+    constant.advance()
+    assert "initial_lr" not in constant.optimizer.param_groups[0]
+
+
 @pytest.mark.parametrize(
     "changes, message",
     [

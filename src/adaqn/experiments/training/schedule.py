@@ -40,4 +40,6 @@ class Schedule:
     def set(self, groups: list[dict[str, Any]], step: int) -> None:
         if self.changes:
             for group, full in zip(groups, self.full, strict=True):
+                if "lr" in full:
+                    group["initial_lr"] = full["lr"]  # as torch's schedulers do: an explanation speaks of that one
                 group.update({name: lr * factor(self.config, step, self.total) for name, lr in full.items()})
