@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from adaqn.experiments.comparison.panels import Curve
@@ -16,8 +16,12 @@ from adaqn.experiments.training.options import command, own_options
 VERDICTS = ("stored", "skipped", "rejected")
 
 
-def over_seeds(rows: Sequence[Sequence[float | None]]) -> dict[str, list[float]]:
+def over_seeds(
+    rows: Sequence[Sequence[float | None]], middle: Callable[[Sequence[float]], float] = mean
+) -> dict[str, list[float]]:
     """Mean, lowest and highest of every column; one seed that is not finite makes all three NaN.
+
+    Another ``middle``, such as the median, takes the place of the mean.
 
     >>> over_seeds([[1.0, 2.0], [3.0, None]])
     {'mean': [2.0, nan], 'low': [1.0, nan], 'high': [3.0, nan]}
@@ -25,7 +29,7 @@ def over_seeds(rows: Sequence[Sequence[float | None]]) -> dict[str, list[float]]
     found: dict[str, list[float]] = {"mean": [], "low": [], "high": []}
     for column in zip(*rows, strict=True):
         known = [float(value) for value in column if value is not None and math.isfinite(value)]
-        for name, function in (("mean", mean), ("low", min), ("high", max)):
+        for name, function in (("mean", middle), ("low", min), ("high", max)):
             found[name].append(function(known) if len(known) == len(column) else math.nan)
     return found
 

@@ -118,7 +118,7 @@ def _drawing(of_cell: list[WholeLine], best: list[WholeLine], size: plots.Size) 
 
 def _drawn(line: WholeLine, name: str, factor: float = 1.0, *, minor: bool = False, short: bool = False) -> look.Line:
     steps = [step * factor for step in line.runs[0]["trace"]["step"]]
-    values = over_seeds([run["trace"][name] for run in line.runs])
+    values = over_seeds([run["trace"][name] for run in line.runs], statistics.median)  # as in the tables
     label = line.label if short else f"{line.label}  {median_text(line.error if name == ERRORS else line.loss)}"
     return look.line(label, look.colour(line.method), steps, values, look.style(line.method), minor=minor)
 
