@@ -158,11 +158,11 @@ def test_resampled_losses_have(search):
         problem.number += 1
         opt.resampled()
     assert opt.stats.noise > 0.0
-    assert "losses of the same weights differ" in str(opt.explain())
+    assert "losses at the same weights differ" in str(opt.explain())
     fixed = plain(problem.parameters(), line_search_fn=search, noise=0.5)
     fixed.step(lambda: problem.closure(fixed))
     assert fixed.stats.noise == 0.0
-    assert "losses of the same weights differ" not in str(fixed.explain())
+    assert "losses at the same weights differ" not in str(fixed.explain())
 
 
 @pytest.mark.parametrize("search", SEARCHES)
