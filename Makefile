@@ -28,7 +28,7 @@ $(STAMP): pyproject.toml constraints.txt oracles.txt
 	$(BIN)/python -m pip install --quiet --no-deps --requirement oracles.txt
 	touch $@
 
-demo: setup  ## train the paper's RNN with AdaQN, Adagrad and Adam; leaves a picture and a report
+demo: setup  ## train the paper's RNN with AdaQN, the published adaQN, Adagrad and Adam; leaves a picture and a report
 	$(BIN)/adaqn compare --out demo-output
 
 test: setup  ## all tests but the slow ones

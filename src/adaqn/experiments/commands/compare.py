@@ -38,7 +38,8 @@ def compare(
         str,
         typer.Option(
             help="Names, separated by commas; name:lr sets a step size instead of the optimizer's default. By default "
-            "AdaQN runs at its untuned step size, the others at step sizes tuned for this network on two other texts."
+            "AdaQN runs at its untuned step size, the others at step sizes tuned for this network on two other texts.",
+            show_default=RIVALS.replace(",", ", "),  # may be wrapped
         ),
     ] = RIVALS,
     seeds: Annotated[int, typer.Option(help="Runs per optimizer, with seeds 0, 1, ...")] = 1,
