@@ -54,8 +54,8 @@ def body(found: Found, later: anytime.Shown, times: Times, plan: Plan, cells: Pa
     if not found:
         return [NOTHING]
     pictures = Path("results")
-    parts = [overview(found, plan), costs(found, plan, times), profile.text(found, pictures)]
-    parts += [anytime.text(later, pictures)]
+    parts = [overview(found, plan), costs(found, plan, times)]
+    parts += [profile.text(found, pictures), anytime.text(later, pictures)]
     parts += [section(methods, pictures / f"{name}.svg", plan, cells) for name, methods in found.items()]
     return [part for part in parts if part]
 
@@ -132,7 +132,7 @@ def _better(regimes: list[Line]) -> str:
 
 
 def _seconds(regimes: list[Line] | None) -> str:
-    return "–" if regimes is None or regimes[0].seconds_to_goal is None else f"{regimes[0].seconds_to_goal:.1f}"
+    return _decimals(None if regimes is None else regimes[0].seconds_to_goal, 1)
 
 
 def section(methods: list[list[Line]], picture: Path, plan: Plan, cells_file: Path | None = None) -> str:
@@ -155,7 +155,7 @@ def section(methods: list[list[Line]], picture: Path, plan: Plan, cells_file: Pa
         row += [
             mean_text(untuned_of(regimes)),
             _decimals(better.milliseconds, 1),
-            "–" if better.steps_to_goal is None else f"{better.steps_to_goal:.0f}",
+            _decimals(better.steps_to_goal, 0),
             _seconds(regimes),
             "–" if better.cycles is None else " / ".join(map(str, better.cycles.values())),
         ]
