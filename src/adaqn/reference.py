@@ -29,12 +29,13 @@ import torch
 from torch import Tensor
 
 from adaqn.core.acceptance import (
-    BEST_FADES,
     NONFINITE_PATIENCE,
     SMALLEST_MULTIPLIER,
     PairedTest,
+    faded,
+    grouped,
     is_rejected,
-    mean_and_error,
+    mean_of_groups,
 )
 from adaqn.core.growth import after_accepted, after_rejected
 from adaqn.core.looks import is_by_all
@@ -69,9 +70,9 @@ def two_loop(g: Tensor, S: list[Tensor], Y: list[Tensor], H0: Tensor) -> Tensor:
 
 
 def paired_verdict(
-    new: Tensor, old: Tensor, best: tuple[float, float], test: PairedTest, first_look: int
-) -> tuple[bool, bool, tuple[float, float]]:
-    """(Is the cycle rejected? Because it has climbed? The best mean so far): line 12 from losses of single examples.
+    new: Tensor, old: Tensor, best: Tensor, test: PairedTest, first_look: int
+) -> tuple[bool, bool, Tensor]:
+    """(Is the cycle rejected? Because it has climbed? The best losses so far): line 12 from losses of single examples.
 
     D35: the first few examples may settle it. If they do not, all of them judge, and only then is there a D23.
     """
@@ -80,10 +81,10 @@ def paired_verdict(
         return False, False, best
     if test(new, old):
         return True, False, best
-    best = min(best, mean_and_error(old))
+    best = min(best, grouped(old), key=mean_of_groups)
     if test.has_climbed(new, old, best):  # D23
-        return True, True, (best[0] + BEST_FADES * (float(old.mean()) - best[0]), best[1])
-    return False, False, min(best, mean_and_error(new))
+        return True, True, faded(best, old)
+    return False, False, min(best, grouped(new), key=mean_of_groups)
 
 
 def adaqn(
@@ -126,7 +127,7 @@ def adaqn(
     """
     w = w0.detach().to(torch.float64).clone()
     anchor, started, f_old = w.clone(), False, torch.tensor(math.nan)  # l. 1; D5: w₀ until the first cycle ends
-    best = (math.inf, 0.0)  # D23
+    best = grouped(torch.tensor(math.inf))  # D23
     w_sum, summed, passed = torch.zeros_like(w), 0, 0  # l. 1; D9: iterates in the sum, and gradients of the cycle
     F: list[Tensor] = []  # l. 2
     S: list[Tensor] = []
@@ -180,7 +181,7 @@ def adaqn(
             climbed = False
             if not started or not is_number:
                 worse = not bool(f_new.isfinite().all())  # D5
-                best = best if worse or paired is None else mean_and_error(f_new)
+                best = best if worse or paired is None else grouped(f_new)
             elif paired is None:
                 worse = is_rejected(float(f_new.mean()), float(f_old.mean()), gamma)
             else:

@@ -17,6 +17,7 @@ STEADY = RejectOptions(growth=1.0)
 RUNS = [
     (1, "paper"), (1, "olbfgs"), (1, "sqn"), (2, "paper"), (2, "modern"), (2, "default"), (3, "paper"), (3, "modern"),
     (3, "default"), (4, "paper"), (4, "modern"), (4, "default"), (4, "rotating"),
+    (7, "paper"), (7, "modern"), (7, "default"), (7, "rotating"),
 ]  # fmt: skip
 
 
@@ -82,10 +83,14 @@ def train(model, opt, saved):
             opt.step()
 
 
-@pytest.mark.parametrize("number, name", RUNS)
+BY_RULE_OF_THEN = [(4, "rotating")]
+"""The rule about climbing was another one then, and held a cycle back (D23)."""
+
+
+@pytest.mark.parametrize("number, name", [run for run in RUNS if run not in BY_RULE_OF_THEN])
 def test_training_goes_on_from_a_state_of_any_format(number, name, monkeypatch):
-    # All bases were refreshed in the same steps then: by that timetable the numbers are those of then.
-    monkeypatch.setattr(schedule, "spread", lambda costs, steps: {key: 0 for key, _ in costs})
+    if number < 7:  # all bases were refreshed in the same steps then: by that timetable the numbers are those of then
+        monkeypatch.setattr(schedule, "spread", lambda costs, steps: {key: 0 for key, _ in costs})
     saved, run, model, opt = load(number, name)
     assert opt.stats.steps == saved["steps"]
     train(model, opt, saved)

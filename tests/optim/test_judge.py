@@ -5,18 +5,17 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from itertools import pairwise, product
-from math import nan
+from math import inf, nan
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from adaqn import AdaQN, Monitor, Outcome, RejectOptions, RotatingMonitor
+from adaqn.core.acceptance import GROUPS, FactorTest, PairedTest, grouped, mean_of_groups
 from adaqn.core.acceptance import SMALLEST_MULTIPLIER as FLOOR
-from adaqn.core.acceptance import FactorTest, PairedTest
 from adaqn.optim.events import Counters
 from adaqn.optim.judge import Judge, Losses
-from inside import number
 from oracles import NoisyValley, Vector, as_printed, run
 
 ENTROPY = nn.CrossEntropyLoss()
@@ -105,15 +104,14 @@ def test_the_best_loss_is_saved_and_goes_on_with_the_same_bits():
 def test_a_state_of_before_knows_no_best_loss():
     problem = Classes(lr=0.3)
     problem.train(range(40))
-    assert (number(problem.opt, "has_best"), number(problem.opt, "best_error") > 0) == (1, True)
+    assert knows_best(problem.opt)
     saved = copy.deepcopy(problem.opt.state_dict())
     for entry in saved["state"].values():
         entry["format"] = 3
-        for name in ("has_best", "best_loss", "best_error"):
-            del entry[name]
+        del entry["best_losses"]
     older = Classes(lr=0.3)
     older.opt.load_state_dict(saved)
-    assert number(older.opt, "has_best") == 0
+    assert not knows_best(older.opt)
     assert older.opt.stats == problem.opt.stats
 
 
@@ -121,9 +119,9 @@ def test_another_monitor_and_a_new_history_forget_it():
     problem = Classes(lr=0.01)
     for forget in (problem.opt.reset_history, lambda: setattr(problem.opt, "monitor", problem.opt.monitor)):
         problem.train(range(20))
-        assert number(problem.opt, "has_best")
+        assert knows_best(problem.opt)
         forget()
-        assert not number(problem.opt, "has_best")
+        assert not knows_best(problem.opt)
 
 
 def losses(mean: float, spread: float = 1.0) -> Tensor:
@@ -132,14 +130,49 @@ def losses(mean: float, spread: float = 1.0) -> Tensor:
     return mean + spread * noise / noise.std()
 
 
+def knows_best(opt: AdaQN) -> bool:
+    """In the saved state of every parameter, or in none."""
+    (known,) = {not bool(entry["best_losses"].isinf().all()) for entry in opt.state_dict()["state"].values()}
+    return known
+
+
 def test_what_counts_as_a_climb():
-    test, best = PairedTest(level=3.0), (1.0, 0.1)
-    assert test.has_climbed(losses(1.31), losses(1.25), best)
-    assert not test.has_climbed(losses(1.29), losses(1.25), best)
-    assert not test.has_climbed(losses(1.9), losses(2.0), best), "it is on its way down"
+    test, best = PairedTest(level=3.0), grouped(noisy(1.0, 1))
+    assert test.has_climbed(noisy(1.6, 2), noisy(1.5, 3), best)
+    assert not test.has_climbed(noisy(1.2, 2), noisy(1.1, 3), best), "within the noise of both"
+    assert not test.has_climbed(noisy(1.9, 2), noisy(2.0, 3), best), "it is on its way down"
     assert not test.has_climbed(torch.tensor(9.0), torch.tensor(1.0), best), "one loss knows no noise"
-    assert test.has_climbed(losses(1.31, spread=50.0), losses(1.25), best), "a blow-up spreads too"
-    assert test.has_climbed(losses(-0.69), losses(-0.75), (-1.0, 0.1))
+    assert not test.has_climbed(noisy(9.0, 2), noisy(8.0, 3), grouped(torch.tensor(1.0))), "nor does one group"
+    assert test.has_climbed(noisy(-0.4, 2), noisy(-0.5, 3), grouped(noisy(-1.0, 1)))
+    assert test.has_climbed(noisy(1.01, 1), noisy(1.005, 1), best), "of all examples alike: their spread hides nothing"
+    assert not test.has_climbed(noisy(1.6, 2), noisy(1.5, 3), NO_BEST), "no best is known"
+
+
+def test_a_few_examples_are_no_climb():
+    """Most are learnt, and their mean is that of a few: the error of the lucky best is far below what these do."""
+    best = torch.full((128,), 0.01, dtype=torch.float64) + 0.002 * torch.cos(torch.arange(128.0))
+    few = best.clone()
+    few[[5, 40, 77]] += 3.0
+    assert float(few.mean()) > 7 * float(best.mean())
+    assert not PairedTest(3.0).has_climbed(few, best + 0.01, grouped(best))
+
+
+def test_rounding_is_no_climb():
+    best = torch.linspace(1.0, 2.0, 64)
+    higher = torch.nextafter(best, torch.tensor(9.0))
+    assert not PairedTest(3.0).has_climbed(higher, best, grouped(best))
+    assert PairedTest(3.0).has_climbed(best + 1e-5, best, grouped(best))
+
+
+@pytest.mark.parametrize("count", [2, 5, 16, 17, 100, 128])
+def test_groups_of_losses(count):
+    values = torch.arange(float(count)).double().square()
+    means = grouped(values)
+    known = min(count, GROUPS)
+    assert means[:known].isfinite().all()
+    assert means[known:].isinf().all()
+    assert mean_of_groups(means) == pytest.approx(float(values.mean()), rel=0.1 if count % GROUPS else 1e-12)
+    assert (means[:known].diff() > 0).all(), "neighbours are together"
 
 
 def test_rounding_is_no_rise():
@@ -162,14 +195,14 @@ def noisy(mean: float, seed: int, spread: float = 1.0) -> Tensor:
 
 
 CLIMB = Losses(new=noisy(1.35, 1), old=noisy(1.25, 2))
-"""Within the noise of one cycle, and above a best loss of 1 beyond its standard error of 0.1."""
+"""Within the noise of one cycle, and above the best loss beyond that."""
 
 
 def counters(**values) -> Counters:
     return Counters(**{"started": 1, "cycles": 20, **values})
 
 
-BEST = {"has_best": 1, "best_loss": 1.0, "best_error": 0.1}
+BEST, NO_BEST = grouped(noisy(0.7, 4)), torch.full((GROUPS,), inf, dtype=torch.float64)
 LOST = Losses(is_number=False)
 TO_NAN = Losses(new=torch.tensor(nan), old=torch.tensor(1.0))
 FROM_NAN = Losses(new=torch.tensor(9.0), old=torch.tensor(nan))
@@ -189,10 +222,10 @@ CASES = {
     "D15, within": (Judge(FACTOR, window=10), RISE, counters(rejected_at=11), 3, (True, "worse", True)),
     "D15, beyond": (Judge(FACTOR, window=10), RISE, counters(rejected_at=10), 3, (True, "worse", False)),
     "D15, no number": (Judge(None, window=10), LOST, counters(rejected_at=19), 3, (True, "not finite", True)),
-    "D23": (Judge(PAIRED), CLIMB, counters(**BEST), 3, (True, "climbed", True)),
-    "D23 and D15": (Judge(PAIRED, window=10), CLIMB, counters(**BEST, rejected_at=19), 3, (True, "climbed", True)),
+    "D23": (Judge(PAIRED), CLIMB, counters(), 3, (True, "climbed", True)),
+    "D23 and D15": (Judge(PAIRED, window=10), CLIMB, counters(rejected_at=19), 3, (True, "climbed", True)),
     "D23, no best yet": (Judge(PAIRED), CLIMB, counters(), 3, (False, "", False)),
-    "D23, not by factor": (Judge(FactorTest(2.0)), CLIMB, counters(**BEST), 3, (False, "", False)),
+    "D23, not by factor": (Judge(FactorTest(2.0)), CLIMB, counters(), 3, (False, "", False)),
 }  # fmt: skip
 """The rules, the losses, the counters, the pairs in memory → (rejected, why, halve)."""
 
@@ -200,11 +233,15 @@ CASES = {
 @pytest.mark.parametrize("name", list(CASES))
 def test_verdicts(name):
     judge, seen, known, pairs, expected = CASES[name]
-    before = copy.deepcopy(known)
-    verdict = judge.verdict(seen, known, pairs)
+    before, best = copy.deepcopy(known), best_of(name)
+    verdict = judge.verdict(seen, known, pairs, best)
     assert (verdict.rejected, verdict.why, verdict.halve) == expected
     assert known == before, "a verdict changes nothing by itself"
-    assert judge.verdict(seen, known, pairs) == verdict
+    assert torch.equal(best, best_of(name))
+
+
+def best_of(name: str) -> Tensor:
+    return (NO_BEST if "no best" in name else BEST).clone()
 
 
 @pytest.mark.parametrize("name", list(CASES))
@@ -212,16 +249,17 @@ def test_a_verdict_halves_the_steps_once_and_not_below_the_floor(name):
     judge, seen, known, pairs, (_, _, halve) = CASES[name]
     for multiplier in (1.0, 0.5, FLOOR):
         now = replace(known, step_multiplier=multiplier)
-        judge.verdict(seen, now, pairs).apply_to(now)
+        judge.verdict(seen, now, pairs, best_of(name)).apply_to(now, best_of(name))
         assert now.step_multiplier == max(multiplier / 2 if halve else multiplier, FLOOR)
 
 
 def test_the_best_loss_fades_only_when_it_rejects():
-    known = counters(**BEST)
-    Judge(PAIRED).verdict(CLIMB, known, 3).apply_to(known)
-    assert known.best == (pytest.approx(1.0 + 0.1 * 0.25), 0.1)
-    Judge(PAIRED).verdict(Losses(new=noisy(0.5, 3), old=noisy(1.25, 2)), known, 3).apply_to(known)
-    assert known.best == (pytest.approx(0.5), pytest.approx(0.1))
+    known, best = counters(), BEST.clone()
+    Judge(PAIRED).verdict(CLIMB, known, 3, best).apply_to(known, best)
+    torch.testing.assert_close(best, BEST + 0.1 * (grouped(CLIMB.old) - BEST))
+    better = Losses(new=noisy(0.5, 3), old=noisy(1.25, 2))
+    Judge(PAIRED).verdict(better, known, 3, best).apply_to(known, best)
+    assert torch.equal(best, grouped(better.new))
 
 
 def test_weights_that_are_lost_count_where_there_is_a_window():
@@ -254,17 +292,23 @@ def judged(monitor, steps: int, reject: RejectOptions):
     return opt, [(event.outcome, event.step_multiplier) for event in events]
 
 
+def zigzag(mean: float, sign: int) -> Tensor:
+    """Two of opposite signs differ by noise alone, which cancels between neighbours."""
+    return mean + sign * torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(48)
+
+
+CLIMBING = (zigzag(1.0, 1), zigzag(1.0, -1), zigzag(1.2, 1))
+
+
 def test_a_cycle_that_two_rules_call_too_long_is_halved_once():
     """D23 at a cycle within the window of D15."""
-    answers = [noisy(1.0, 1), noisy(1.1, 2), noisy(1.25, 3), noisy(1.35, 4), noisy(1.40, 5), noisy(1.40, 6)]
-    opt, found = judged(Written(*answers), 5, RejectOptions("paired", window=10))
+    opt, found = judged(Written(CLIMBING[0], *CLIMBING), 5, RejectOptions("paired", window=10))
     assert [outcome for outcome, _ in found[:2]] == [Outcome.STARTED, Outcome.STORED]
     assert found[2:] == [(Outcome.REJECTED, 0.5), (Outcome.REJECTED, 0.25), (Outcome.REJECTED, 0.125)]
     assert opt.stats.step_multiplier == 0.125
 
 
 WORSE = (1.0, 2.0)
-CLIMBING = (noisy(1.0, 1), noisy(1.1, 2), noisy(9.0, 3, spread=50.0))
 
 
 @pytest.mark.filterwarnings("ignore:50 cycles in a row")

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from adaqn import AdaQN, Monitor, MonitoredGradient, Outcome, PairOptions, RejectOptions, RotatingMonitor
-from adaqn.core.acceptance import PairedTest
+from adaqn.core.acceptance import mean_of_groups
 from adaqn.core.looks import EVERY
-from inside import buffers, kept, number
+from inside import buffers, kept
 from reads import reads
 
 N, FIRST = 128, 32
@@ -23,9 +23,11 @@ class Lines(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.w = nn.Parameter(torch.zeros((), dtype=torch.float64))
+        self.noise = 0.0
+        """Of each example, and another one wherever w is."""
 
     def forward(self, a, b):
-        return a + b * self.w
+        return a + b * self.w + self.noise * torch.sin(1e4 * a * self.w)
 
 
 class Walk:
@@ -121,24 +123,29 @@ def test_one_cycle_in_twenty_is_judged_by_all_examples():
 @pytest.mark.parametrize("of_first", [0.5, -0.5, 0.0], ids=["rises", "falls", "does not change"])
 def test_a_slow_climb_is_found(of_first):
     """D23: every cycle is within its noise, but together they are not; whatever the first look shows of it."""
-    b = slopes(of_first, 0.9, noise=6.0)
+    b = slopes(of_first, 0.9)
     walk, always = Walk(b), Walk(b, first_look=0)
     for both in (walk, always):
+        both.model.noise = 1.0
         both.go(*[0.02] * 45)
     found, known = (w.outcomes().index("rejected") for w in (walk, always))
-    assert not PairedTest()(1.0 + 0.02 * b, torch.ones(N, dtype=torch.float64)), "one cycle alone is within its noise"
+    assert known > 5, "one cycle alone is within its noise"
     assert known <= found <= known + EVERY
     assert walk.opt.stats.step_multiplier < 1.0
+
+
+def best_loss(opt):
+    return mean_of_groups(next(iter(opt.state_dict()["state"].values()))["best_losses"])
 
 
 def test_the_best_loss_is_of_all_examples():
     walk = Walk(slopes(-1.0, -1.0))
     walk.go(0.1)
-    first = number(walk.opt, "best_loss")
+    first = best_loss(walk.opt)
     walk.go(*[0.1] * 10)
-    assert number(walk.opt, "best_loss") == first, "first looks say nothing of it"
+    assert best_loss(walk.opt) == first, "first looks say nothing of it"
     walk.go(*[0.1] * (EVERY - 11))
-    assert number(walk.opt, "best_loss") == pytest.approx(first - 0.1 * (EVERY - 1))
+    assert best_loss(walk.opt) == pytest.approx(first - 0.1 * (EVERY - 1))
 
 
 @pytest.mark.parametrize("stop", [1, 3, 4, 5, 9, 13])

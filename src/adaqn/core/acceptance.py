@@ -25,6 +25,8 @@ SMALLEST_MULTIPLIER = 2.0**-80
 BEST_FADES = 0.1
 """D23: by which share of its distance to the anchor the best loss is forgotten when it rejects a cycle: the best of
 many sets of a rotating monitor is partly luck, and nothing is held against the weights for ever."""
+GROUPS = 16
+"""D23: what is remembered of the losses at the best average: the means of so many groups of them."""
 ROUNDING = 2.0
 """Units of rounding, of the size of the losses, by which their mean may grow without a meaning."""
 
@@ -135,16 +137,23 @@ class PairedTest:
         usual = float((old.double() / scale).abs().mean())  # a mean near zero says nothing about their size
         return *mean_and_error(difference), usual
 
-    def has_climbed(self, new: Tensor, old: Tensor, best: tuple[float, float]) -> bool:
+    def has_climbed(self, new: Tensor, old: Tensor, best: Tensor) -> bool:
         """Is the loss worse than the best so far beyond noise, by cycles each of which was within it? (D23)
 
-        ``best`` is the mean and its standard error at the best average that was accepted: the noise there, for where
-        losses blow up they spread too. A candidate better than the anchor is on its way down, and is never held back.
+        ``best`` is :func:`grouped`, of the losses at the best average that was accepted. Pairing group with group finds
+        a rise of all examples that their spread would hide, and does not take for one what a few of them do: where most
+        are learnt, these few are nearly all of the mean. A candidate better than the anchor is on its way down, and is
+        never held back.
         """
-        if not self.applies(new, old):
+        if not self.applies(new, old) or not mean_loss(new) > mean_loss(old):
             return False
-        mean = mean_loss(new)
-        return mean > mean_loss(old) and mean - best[0] > self.level * best[1]
+        rise = grouped(new) - best
+        rise = rise[rise.isfinite()]
+        if len(rise) < 2:
+            return False
+        mean, error = mean_and_error(rise)
+        rounding = ROUNDING * torch.finfo(new.dtype).eps * abs(mean_of_groups(best))
+        return mean > max(rounding, self.level * error)
 
 
 class RelativeTest(FactorTest):
@@ -181,3 +190,25 @@ def mean_and_error(losses: Tensor) -> tuple[float, float]:
     if losses.numel() < 2:
         return mean_loss(losses), 0.0
     return mean_loss(losses), float(losses.double().std()) / math.sqrt(losses.numel())
+
+
+def grouped(losses: Tensor) -> Tensor:
+    """The means of groups of neighbours among the losses, always as many: inf where there are fewer losses (D23).
+
+    >>> grouped(torch.arange(32.0))[:3].tolist(), int(grouped(torch.ones(5)).isinf().sum())
+    ([0.5, 2.5, 4.5], 11)
+    """
+    known = losses.detach().double().reshape(-1)
+    means = [part.mean() for part in known.tensor_split(min(GROUPS, len(known)))]
+    return torch.cat([torch.stack(means), known.new_full((GROUPS - len(means),), math.inf)])
+
+
+def mean_of_groups(means: Tensor) -> float:
+    """Of those that are known; inf where none is."""
+    known = means[means.isfinite()]
+    return mean_loss(known) if len(known) else math.inf
+
+
+def faded(best: Tensor, old: Tensor) -> Tensor:
+    """The best losses in groups, a little nearer to those at the anchor: they have rejected a cycle (D23)."""
+    return torch.where(best.isfinite(), best + BEST_FADES * (grouped(old) - best), best)

@@ -8,13 +8,15 @@ is left to torch (D27).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from adaqn.core.acceptance import SMALLEST_MULTIPLIER
+from adaqn.core.acceptance import GROUPS, SMALLEST_MULTIPLIER
 from adaqn.core.checks import unreadable
 from adaqn.core.curvature import Curvature
 from adaqn.core.scaling import Scaling
@@ -43,7 +45,7 @@ from adaqn.parameters.saved import show as show_beside_others
 
 _OWN = {
     *(field.name for field in fields(Counters)),
-    *("format", "gram", "anchor", "window", "window_count", "window_steps", "accepted", "iterate"),
+    *("format", "gram", "best_losses", "anchor", "window", "window_count", "window_steps", "accepted", "iterate"),
     "keeps_accepted",
     *("fisher", "master", "pairs_s", "pairs_y", "pairs_start", "pairs_size", "momentum", "momentum_step"),
 }
@@ -55,11 +57,9 @@ _OF_PARTS = {
 }
 """Of parts of the library: in the state of a method without such a part they are no stranger's."""
 NEW_IN_2 = ("rejected_at", "cycle_length", "monitor_position")
-NEW_IN_4 = ("has_best", "best_loss", "best_error")
 NEW_IN_6 = ("averaged_steps", "evaluating")
 NEW_IN_7 = ("by_first_look",)
-SIGNED = ("best_loss",)
-"""All other numbers are at least 0."""
+GONE_IN_8 = ("has_best", "best_loss", "best_error")
 COUNTS = ("window_count", "window_steps", *(field.name for field in fields(Counters) if field.type == "int"))
 
 
@@ -126,7 +126,8 @@ def migrated(entry: Entry) -> Entry:
     Format 1 knew no adaptive cycles, no rotating monitor's turn and no window of rejections: zero stands for each.
     Formats 1 and 2 had an accepted average only where it was kept. Formats 1 to 3 did not remember the best loss.
     Formats 1 to 4 counted only finite steps towards the length of a cycle. Formats 1 to 5 had no growing average.
-    Formats 1 to 6 did not count first looks.
+    Formats 1 to 6 did not count first looks. Formats 4 to 7 knew of the best loss only its mean and error: it is
+    forgotten.
     Format 1 had no smallest multiplier (D24).
     """
     if entry.get("format") not in range(1, FORMAT):
@@ -138,10 +139,11 @@ def migrated(entry: Entry) -> Entry:
     if isinstance(multiplier, float):
         entry = {**entry, "step_multiplier": max(multiplier, SMALLEST_MULTIPLIER)}
     return {
-        **dict.fromkeys((*NEW_IN_2, *NEW_IN_4, *NEW_IN_6, *NEW_IN_7), 0),
+        **dict.fromkeys((*NEW_IN_2, *NEW_IN_6, *NEW_IN_7), 0),
+        "best_losses": torch.full((GROUPS,), math.inf, dtype=torch.float64),
         **kept,
         **known,
-        **entry,
+        **{name: value for name, value in entry.items() if name not in GONE_IN_8},
         "format": FORMAT,
     }
 
@@ -157,11 +159,10 @@ def expected_of(method: Method, flat: FlatParameters, *, momentum: bool) -> Expe
         1,
         {**rows, "accepted": (), "iterate": ()},
         layout.expected,
-        {"gram": (memory_size, memory_size)},
+        {"gram": (memory_size, memory_size), "best_losses": (GROUPS,)},
         number_names(method, momentum=momentum),
-        SIGNED,
-        rings,
-        layout.names,
+        rings=rings,
+        also=layout.names,
     )
 
 

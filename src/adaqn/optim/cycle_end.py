@@ -103,7 +103,7 @@ def accept(state: State, verdict: Verdict, outcome: Outcome, candidate: Tensor, 
     ``fell`` says whether the monitored loss did.
     """
     c = state.counters
-    verdict.apply_to(c)
+    verdict.apply_to(c, state.best)
     c.started = 1
     c.step_multiplier = after_accepted(c.step_multiplier, fell, state.method.judge.growth)  # D11, D37
     c.skips_in_row = c.skips_in_row + 1 if outcome is Outcome.SKIPPED else 0
@@ -117,7 +117,7 @@ def accept(state: State, verdict: Verdict, outcome: Outcome, candidate: Tensor, 
 
 def return_to_anchor(state: State, verdict: Verdict) -> None:
     """L. 13 and 14; D2: the anchor is copied, and the step counter goes on."""
-    verdict.apply_to(state.counters)
+    verdict.apply_to(state.counters, state.best)
     state.clear_history()
     if state.method.reset_scaling:  # D3
         state.scaling.reset()

@@ -12,7 +12,7 @@ from typing import Any
 from adaqn.core.acceptance import SMALLEST_MULTIPLIER
 from adaqn.core.outcome import Outcome
 
-FORMAT = 7
+FORMAT = 8
 """Version of the saved state; raise it with any change, and migrate or refuse what is older."""
 UNSTORED_WARNING = 50
 """Cycles in a row without a stored pair after which a warning says that only H0 is at work."""
@@ -42,12 +42,6 @@ class Counters:
     """Where it adapts, as it is now; 0 is as it began."""
     monitor_position: int = 0
     """Which set of a rotating monitor was in use."""
-    has_best: int = 0
-    """Is it known (D23)?"""
-    best_loss: float = 0.0
-    """The lowest mean of the monitored losses at an accepted average, of either sign."""
-    best_error: float = 0.0
-    """The standard error of that mean."""
     averaged_steps: int = 0
     """Steps in the growing average (D33)."""
     evaluating: int = 0
@@ -60,16 +54,6 @@ class Counters:
         self.started = self.skips_in_row = self.rejections_in_row = self.rejected_at = 0
         self.nonfinite_in_row = self.unstored_in_row = self.averaged_steps = 0
         self.step_multiplier = 1.0
-        self.set_best(None)
-
-    @property
-    def best(self) -> tuple[float, float] | None:
-        """The best loss and its standard error, where it is known."""
-        return (self.best_loss, self.best_error) if self.has_best else None
-
-    def set_best(self, best: tuple[float, float] | None) -> None:
-        """``None`` forgets it: losses of another monitor, or of weights changed from outside, do not compare."""
-        self.has_best, (self.best_loss, self.best_error) = int(best is not None), best or (0.0, 0.0)
 
     def halve_steps(self) -> None:
         """They were too large (D24)."""

@@ -8,13 +8,11 @@ from typing import Literal
 
 from torch import Tensor
 
-from adaqn.core.acceptance import BEST_FADES, PairedTest, RejectTest, halves_step, mean_and_error, mean_loss
+from adaqn.core.acceptance import PairedTest, RejectTest, faded, grouped, halves_step, mean_loss, mean_of_groups
 from adaqn.core.growth import after_rejected
 from adaqn.optim.events import Counters
 
 Why = Literal["", "not finite", "worse", "climbed"]
-Best = tuple[float, float]
-"""The lowest mean loss at an accepted average, and its standard error (D23)."""
 
 
 @dataclass(frozen=True)
@@ -51,21 +49,21 @@ def _mean(losses: Tensor | None, first: int | None) -> float | None:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is to be done with a cycle; :meth:`apply_to` does what concerns the counters."""
+    """What is to be done with a cycle; :meth:`apply_to` does what concerns the counters and the best loss."""
 
     rejected: bool
     why: Why = ""
     halve: bool = False
     """Are the steps too large? At most once per cycle, whichever rules ask for it (D24)."""
-    best: Best | None = None
-    """The best loss from now on; ``None`` is as before."""
+    best: Tensor | None = None
+    """The best losses from now on, in groups (D23); ``None`` is as before."""
     rejections_in_row: int = 0
     rejected_at: int = 0
 
-    def apply_to(self, c: Counters) -> None:
+    def apply_to(self, c: Counters, best: Tensor) -> None:
         c.rejections_in_row, c.rejected_at = self.rejections_in_row, self.rejected_at
         if self.best is not None:
-            c.set_best(self.best)
+            best.copy_(self.best)
         if self.rejected:
             c.step_multiplier = after_rejected(c.step_multiplier)
         if self.halve:
@@ -92,25 +90,24 @@ class Judge:
         """Against the weights before the first step (D15)?"""
         return self.window > 0
 
-    def verdict(self, losses: Losses, c: Counters, pairs: int) -> Verdict:
-        """On a cycle that ended with these losses; ``pairs`` are in memory."""
+    def verdict(self, losses: Losses, c: Counters, pairs: int, best: Tensor) -> Verdict:
+        """On a cycle that ended with these losses; ``pairs`` are in memory, and ``best`` are the best losses so far."""
         new, old = losses.new, losses.old
         if not losses.is_number:
             return self.rejection("not finite", c, pairs)  # D13
         if new is None or self.test is None:
-            return self._kept(c)
+            return self._kept(c, best)
         whole = None if losses.by_first_look else new  # D35: the best is of all examples
         if old is None or not math.isfinite(mean_loss(old)):  # D5, D7: nothing to compare with
-            return self._kept(c, whole)
+            return self._kept(c, best, whole)
         if not math.isfinite(mean_loss(new)) or self.test(new.clone(), old.clone()):  # it may be a user's
             return self.rejection("worse", c, pairs)
         if whole is None or not isinstance(self.test, PairedTest):
-            return self._kept(c)
-        best = lowest(c.best, old)  # D35: the anchor may have been accepted on a first look
-        if best is not None and self.test.has_climbed(new, old, best):  # D23
-            faded = best[0] + BEST_FADES * max(0.0, mean_loss(old) - best[0])
-            return self.rejection("climbed", c, pairs, best=(faded, best[1]))
-        return self._kept(c, old, new)
+            return self._kept(c, best)
+        best = lowest(best, old)  # D35: the anchor may have been accepted on a first look
+        if self.test.has_climbed(new, old, best):  # D23
+            return self.rejection("climbed", c, pairs, best=faded(best, old))
+        return self._kept(c, best, new)
 
     def fell(self, losses: Losses) -> bool | None:
         """Is the loss lower at the candidate than at the anchor (D37)? ``None`` where they do not compare.
@@ -120,7 +117,7 @@ class Judge:
         new, old = _mean(losses.new, self.first_look), _mean(losses.old, self.first_look)
         return None if new is None or old is None or not math.isfinite(old) else new < old
 
-    def rejection(self, why: Why, c: Counters, pairs: int, *, best: Best | None = None) -> Verdict:
+    def rejection(self, why: Why, c: Counters, pairs: int, *, best: Tensor | None = None) -> Verdict:
         """Reject, whatever the losses say, and find out whether the steps are too large."""
         now, in_row = c.cycles + 1, c.rejections_in_row
         if self.window:
@@ -137,16 +134,15 @@ class Judge:
             return self.rejection("not finite", c, pairs)
         return Verdict(True, "not finite", False, None, c.rejections_in_row, c.rejected_at)
 
-    def _kept(self, c: Counters, *found: Tensor | None) -> Verdict:
+    def _kept(self, c: Counters, best: Tensor, found: Tensor | None = None) -> Verdict:
         """Keep; these losses, of all examples, may be the best so far."""
-        best = lowest(c.best, *found) if isinstance(self.test, PairedTest) else c.best
+        if isinstance(self.test, PairedTest) and found is not None:
+            best = lowest(best, found)
         return Verdict(False, "", False, best, 0, c.rejected_at)
 
 
-def lowest(best: Best | None, *found: Tensor | None) -> Best | None:
-    """The best so far, or the mean of other losses with its standard error if that is lower."""
-    for losses in found:
-        known = (math.nan, 0.0) if losses is None else mean_and_error(losses)
-        if math.isfinite(known[0]) and (best is None or known[0] < best[0]):
-            best = known
-    return best
+def lowest(best: Tensor, losses: Tensor) -> Tensor:
+    """The best so far, or these losses if their mean is lower; both in groups (D23)."""
+    found = grouped(losses)
+    mean = mean_of_groups(found)
+    return found if mean < mean_of_groups(best) else best

@@ -148,13 +148,13 @@ class QuasiNewton(Optimizer):
         if state.tally.finite == 0 and not lost:  # D9: there is no average, and the cycle begins anew
             state.begin_cycle()
             return
-        judge, pair, verdict = method.judge, None, None
+        judge, pair, pairs, verdict = method.judge, None, len(state.pairs), None
         if lost or not losses.unread:  # l. 12; the first cycle has no loss before it
-            verdict = judge.lost(c, len(state.pairs)) if lost else judge.verdict(losses, c, len(state.pairs))
+            verdict = judge.lost(c, pairs) if lost else judge.verdict(losses, c, pairs, state.best)
         if verdict is None or not verdict.rejected:
             pair, losses = self._form_pair(state, sizes, candidate, losses)  # the other read
         if verdict is None:  # a second look was needed (D35)
-            verdict = judge.verdict(losses, c, len(state.pairs))
+            verdict = judge.verdict(losses, c, pairs, state.best)
         if pair is not None and not verdict.rejected:
             outcome, products = store(state, pair)  # l. 19, 20
             if method.pair_every_step and not math.isfinite(pair.yy):  # no finite gradient after the step
@@ -383,7 +383,7 @@ class QuasiNewton(Optimizer):
         if isinstance(monitor, RotatingMonitor) and monitor.position == 0 and self._state is not None:
             monitor.position = self._state.counters.monitor_position
         if self._state is not None and self._watch.monitor is not None:  # the first one after loading is the same one
-            self._state.counters.set_best(None)
+            self._state.forget_best()
         self._watch.use(monitor)
 
     @property

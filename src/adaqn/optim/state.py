@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from adaqn.core.acceptance import GROUPS
 from adaqn.core.history import Average
 from adaqn.core.momentum import Momentum
 from adaqn.core.products import on_host
@@ -51,6 +52,9 @@ class State(Memory):
         self.method, self.parts, self.curvature = method, parts, parts.curvature
         self.momentum: Momentum | None = None
         self.counters = counters or Counters()
+        self.best = torch.tensor([math.inf] * GROUPS, dtype=torch.float64)
+        """The losses at the best average that was accepted, in groups; inf where none is known (D23)."""
+        self.shared["best_losses"] = self.best
         self.frozen = {id(p) for p in flat.params if not p.requires_grad and p.grad is not None}
         """Parameters with a gradient set by hand: they stay here, with one or without (D26)."""
         self.scratch = Scratch(flat)
@@ -74,7 +78,7 @@ class State(Memory):
 
     def __getstate__(self) -> dict[str, Any]:
         # Views of one buffer come out of a pickle as separate tensors, so only the buffers go in.
-        names = ("flat", "method", "parts", "buffers", "gram")
+        names = ("flat", "method", "parts", "buffers", "shared")
         parts = {name: getattr(self, name) for name in names}
         return parts | {"numbers": [self.numbers(i) for i in range(len(self.flat.params))]}
 
@@ -87,7 +91,8 @@ class State(Memory):
             self.keep_iterate()
         for name, buffer in buffers.items():
             self.buffers[name].copy_(buffer)
-        self.gram.copy_(state["gram"])
+        for name, tensor in state["shared"].items():
+            self.shared[name].copy_(tensor)
         self.load_numbers(state["numbers"])
 
     @property
@@ -208,6 +213,11 @@ class State(Memory):
             if copy is not None:
                 copy.copy_(self.anchor)
         self.counters.restart()
+        self.forget_best()
+
+    def forget_best(self) -> None:
+        """Losses of another monitor, or of weights changed from outside, do not compare (D23)."""
+        self.best.fill_(math.inf)
 
     def keep_accepted(self) -> Tensor:
         """Make room for the last accepted candidate; from here on the end of each cycle fills it."""
