@@ -144,8 +144,14 @@ def test_what_counts_as_a_climb():
     assert not test.has_climbed(torch.tensor(9.0), torch.tensor(1.0), best), "one loss knows no noise"
     assert not test.has_climbed(noisy(9.0, 2), noisy(8.0, 3), grouped(torch.tensor(1.0))), "nor does one group"
     assert test.has_climbed(noisy(-0.4, 2), noisy(-0.5, 3), grouped(noisy(-1.0, 1)))
-    assert test.has_climbed(noisy(1.01, 1), noisy(1.005, 1), best), "of all examples alike: their spread hides nothing"
-    assert not test.has_climbed(noisy(1.6, 2), noisy(1.5, 3), NO_BEST), "no best is known"
+    assert not test.has_climbed(noisy(1.6, 2), noisy(1.5, 3), NO_BEST)
+
+
+def test_a_rise_of_all_examples_is_a_climb_beyond_the_noise_at_the_best():
+    best = noisy(1.0, 1)
+    error = float(grouped(best).std()) / 4
+    for share, climbed in ((2.9, False), (3.1, True)):
+        assert PairedTest(3.0).has_climbed(best + share * error, best, grouped(best)) == climbed
 
 
 def test_a_few_examples_are_no_climb():
@@ -158,7 +164,7 @@ def test_a_few_examples_are_no_climb():
 
 
 def test_rounding_is_no_climb():
-    best = torch.linspace(1.0, 2.0, 64)
+    best = torch.ones(64)
     higher = torch.nextafter(best, torch.tensor(9.0))
     assert not PairedTest(3.0).has_climbed(higher, best, grouped(best))
     assert PairedTest(3.0).has_climbed(best + 1e-5, best, grouped(best))

@@ -140,20 +140,21 @@ class PairedTest:
     def has_climbed(self, new: Tensor, old: Tensor, best: Tensor) -> bool:
         """Is the loss worse than the best so far beyond noise, by cycles each of which was within it? (D23)
 
-        ``best`` is :func:`grouped`, of the losses at the best average that was accepted. Pairing group with group finds
-        a rise of all examples that their spread would hide, and does not take for one what a few of them do: where most
-        are learnt, these few are nearly all of the mean. A candidate better than the anchor is on its way down, and is
-        never held back.
+        ``best`` is :func:`grouped`, of the losses at the best average that was accepted. The rise must be beyond two
+        noises. That of the mean at the best: what is less than that says little about other examples, and steps that
+        are as long as they may be go up and down by it. And that of the rise itself, group paired with group: where
+        most examples are learnt, a few of them are nearly all of the mean, and at the lucky best of many none of these
+        is bad. A candidate better than the anchor is on its way down, and is never held back.
         """
         if not self.applies(new, old) or not mean_loss(new) > mean_loss(old):
             return False
         rise = grouped(new) - best
-        rise = rise[rise.isfinite()]
-        if len(rise) < 2:
+        known = rise.isfinite()
+        if int(known.sum()) < 2:
             return False
-        mean, error = mean_and_error(rise)
+        mean, error = mean_and_error(rise[known])
         rounding = ROUNDING * torch.finfo(new.dtype).eps * abs(mean_of_groups(best))
-        return mean > max(rounding, self.level * error)
+        return mean > max(rounding, self.level * error, self.level * mean_and_error(best[known])[1])
 
 
 class RelativeTest(FactorTest):
