@@ -124,3 +124,22 @@ def test_the_search_finds_weight_decay(browser, address):
 def test_pictures_are_small_enough_to_load(built):
     large = {path.name: path.stat().st_size for path in built.rglob("*.svg") if path.stat().st_size >= 300_000}
     assert large == {}
+
+
+@pytest.mark.parametrize(
+    ("remote", "link"),
+    [("git@example.org:team/adaqn.git", "https://example.org/team/adaqn"), ("/srv/adaqn.git", None), (None, None)],
+)
+def test_the_site_links_to_where_it_was_cloned_from(tmp_path, remote, link):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text("# A page\n")
+    hook = ROOT / "docs" / "repository.py"
+    (tmp_path / "mkdocs.yml").write_text(
+        f"site_name: a site\ntheme: {{name: material, font: false}}\nhooks: [{hook}]\n"
+    )
+    for command in (["init", "-q"], *([["remote", "add", "origin", remote]] if remote else [])):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    subprocess.run([sys.executable, "-m", "mkdocs", "build", "-q"], cwd=tmp_path, check=True, timeout=LIMIT)
+    page = (tmp_path / "site" / "index.html").read_text()
+    found = re.search(r'<a href="([^"]*)" title="Go to repository" class="md-source"', page)
+    assert (found[1] if found else None) == link
