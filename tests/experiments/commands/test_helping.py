@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
+from rich.table import Table
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -77,6 +78,13 @@ def test_lines_go_into_a_pipe_as_they_are_printed(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["adaqn"])
     monkeypatch.setattr(application, "app", report)
     application.run()
+
+
+def test_tables_in_a_pipe_are_not_cut(capsys):
+    table = Table(*(f"column {i}" for i in range(11)))
+    table.add_row(*["12 letters.."] * 11)
+    display.screen().print(table)
+    assert capsys.readouterr().out.count("12 letters..") == 11
 
 
 @pytest.fixture

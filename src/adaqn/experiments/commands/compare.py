@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from adaqn.experiments.commands.display import progress_bars
+from adaqn.experiments.commands.display import progress_bars, screen
 from adaqn.experiments.commands.options import AsJson, DataDir, Workers, run_options
 from adaqn.experiments.comparison.headline import Contender, headline
 from adaqn.experiments.comparison.panels import Comparison, Curve, Panel, Variant, View, plan, run_planned
@@ -91,7 +91,7 @@ def print_rows(rows: list[dict[str, Any]], title: str, loss: str) -> None:
         table.add_column(name, justify="left" if name == "optimizer" else "right")
     for row in rows:
         table.add_row(*(str(row[key]) for key in columns.values()))
-    Console().print(table)
+    screen().print(table)
 
 
 def parse_optimizers(text: str) -> list[tuple[str, float | None]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -58,6 +59,15 @@ class Lines:
         if tenth > self.reached.get(key, 0):
             self.reached[key] = tenth
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+WIDTH = 180
+"""Columns of a table that goes to a file or a pipe: nobody's screen limits it."""
+
+
+def screen(*, quiet: bool = False) -> Console:
+    """For tables: as wide as the terminal, and wide enough where there is none."""
+    return Console(quiet=quiet, width=None if sys.stdout.isatty() else WIDTH)
 
 
 @contextmanager

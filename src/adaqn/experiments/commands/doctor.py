@@ -14,13 +14,13 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
 from adaqn import PRESETS
 from adaqn.core.units import readable_size
 from adaqn.experiments.commands import measuring
+from adaqn.experiments.commands.display import screen
 from adaqn.experiments.commands.options import AsJson, DataDir, Device, Threads
 from adaqn.experiments.data import files
 from adaqn.experiments.errors import UserError
@@ -78,7 +78,7 @@ def print_costs(found: dict[str, Any]) -> None:
         low, middle, high = (f"{1e3 * cost[key]:.2f}" for key in ("low", "seconds_per_step", "high"))
         size = readable_size(cost["bytes"]) if "bytes" in cost else "–"
         table.add_row(f"AdaQN, {name}" if name in SETTINGS else name, size, middle, f"{low} to {high}")
-    Console().print(table)
+    screen().print(table)
     print("Times of a step exclude forward and backward, and AdaQN's monitor; the range is over 5 repeats.")
     for note in found["notes"]:
         print(note)

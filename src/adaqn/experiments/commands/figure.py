@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from adaqn.experiments.commands.compare import parse_optimizers
-from adaqn.experiments.commands.display import print_costs, say
+from adaqn.experiments.commands.display import print_costs, say, screen
 from adaqn.experiments.commands.options import AsJson, BudgetHours, DataDir, Device, DtypeName, ManyWorkers, Threads
 from adaqn.experiments.commands.physics_figure import noise_figure, over, pinn_figure, redraw_noise
 from adaqn.experiments.commands.working import run_what_fits, tell_end
@@ -150,7 +149,7 @@ def figure(
         if as_json:
             print(json_text([{**asdict(cost), "hours": cost.hours} for cost in found], indent=2))
         else:
-            print_costs(found, count, Console())
+            print_costs(found, count, screen())
         return
     outcome = run_what_fits(work, count, data_dir, budget_hours, quiet=as_json)
     command = " ".join(["adaqn figure", name, "--scale", scale, *(["--tune"] if tune else []), *asked])
@@ -257,4 +256,4 @@ def print_rows(rows: list[dict[str, object]], spec: Comparison) -> None:
             "/".join(str(count) for count in cycles.values()) if isinstance(cycles, dict) else "–",
             str(row.get("missing", "–")),
         )  # fmt: skip
-    Console().print(table)
+    screen().print(table)

@@ -6,11 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from adaqn.experiments.commands.compare import parse_optimizers
-from adaqn.experiments.commands.display import figure_bar, print_costs, say
+from adaqn.experiments.commands.display import figure_bar, print_costs, say, screen
 from adaqn.experiments.comparison import panels
 from adaqn.experiments.comparison.panels import Comparison, Curve, Planned
 from adaqn.experiments.comparison.summary import summary_rows
@@ -49,7 +48,7 @@ def pinn_figure(
     ):
         loss, error = (f"{row[key]['mean']:.2e}" for key in ("test_loss", "test_error"))
         table.add_row(row["curve"], f"{row['lr']:g}", loss, error, str(row["seconds"]))
-    Console().print(table)
+    screen().print(table)
     say("figures: " + ", ".join(str(file) for file in files), as_json)
     say(f"report: {page}", as_json)
 
@@ -96,7 +95,7 @@ def print_noise(spec: Comparison, rows: list[dict[str, Any]], files: list[Path])
         table.add_column(column, justify="left" if column in ("sample", "optimizer") else "right")
     for row in rows:
         table.add_row(row["panel"], row["curve"], *(f"{row[name]['mean']:.2e}" for name in QUANTITIES))
-    Console().print(table)
+    screen().print(table)
     say("figures: " + ", ".join(str(file) for file in files), False)
 
 
@@ -106,7 +105,7 @@ def run_or_estimate(
     """Run what is missing; ``None`` where only its cost was asked for, and printed."""
     planned = panels.plan(spec, seeds)
     if only_estimate:
-        print_costs(estimate(planned, out, data_dir), workers, Console(quiet=as_json))
+        print_costs(estimate(planned, out, data_dir), workers, screen(quiet=as_json))
         return None
     with figure_bar(len(planned), quiet=as_json) as told:
         return panels.run_planned(planned, out, workers, data_dir, told)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from adaqn.experiments.commands.display import print_costs
+from adaqn.experiments.commands.display import print_costs, screen
 from adaqn.experiments.commands.options import AsJson, BudgetHours, DataDir, ManyWorkers
 from adaqn.experiments.commands.working import run_what_fits, tell_end
 from adaqn.experiments.errors import UserError
@@ -24,9 +23,6 @@ from adaqn.experiments.study.whole_page import as_whole_rows, write_whole_page
 from adaqn.experiments.study.whole_summary import median_text, span_text, whole_lines
 from adaqn.experiments.training.parallel import check_workers, cores
 from adaqn.experiments.training.storage import json_text
-
-WIDTH = 132
-"""Of tables that go into a file or a pipe."""
 
 
 def study(
@@ -73,7 +69,7 @@ def study(
         raise UserError("times compare only side by side: leave out --method and --regime, so that all take turns")
     plan = chosen(whole_study(plan_file(tasks)), named, method or [], regime or [])
     results = results or Path("experiments") / (WHOLE if plan.is_whole else "study")
-    console = Console(quiet=as_json, width=None if sys.stdout.isatty() else WIDTH)
+    console = screen(quiet=as_json)
     if time:
         for c in with_timed(plan):
             said = measure(c, results, data_dir, plan.timed)

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from adaqn.experiments.commands.compare import parse_optimizers
-from adaqn.experiments.commands.display import count_bars
+from adaqn.experiments.commands.display import count_bars, screen
 from adaqn.experiments.commands.options import AsJson, DataDir, run_options
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.search import tune as tuning
@@ -60,4 +59,4 @@ def tune(
         loss, lr = best.pop("valid_loss"), best.pop("lr")
         others = ", ".join(f"{key}={value}" for key, value in best.items()) or "–"
         table.add_row(optimizer, f"{lr:.4g}", others, f"{loss:.4f}", str(len(entry["trials"])))
-    Console().print(table)
+    screen().print(table)
