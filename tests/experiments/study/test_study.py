@@ -110,14 +110,14 @@ def test_the_file_fixes_the_cells_that_were_promised() -> None:
     rivals = {"adam", "adamw", "soap", "soap-5", "schedule-free", "prodigy", "muon", "shampoo", "adagrad", "rmsprop"}
     everything = {*rivals, "nag", "adaqn", "adaqn-paper"}
     methods = {panel.name: {variant.optimizer for variant in panel.variants} for panel in plan.panels}
-    assert len(plan.panels) == 16
+    assert len(plan.panels) == 19
     assert sum(found == everything for found in methods.values()) == 9
-    assert sum(found == {"adaqn", "soap", "adamw"} for found in methods.values()) == 7
+    assert sum(found == {"adaqn", "soap", "adamw"} for found in methods.values()) == 10
     assert all(panel.base.steps for panel in plan.panels), "steps are fixed, not epochs"
     by_name = {panel.name: panel.base for panel in plan.panels}
     for short in ("dickens-tanh", "nietzsche-lstm"):
         assert by_name[f"{short}-long"].steps == 4 * (by_name[short].steps or 0)
-    for new in ("char-transformer", "mnist-conv"):
+    for new in ("char-transformer", "mnist-conv", "nietzsche-transformer", "digits-conv"):
         assert (by_name[new].weight_decay, by_name[new].clip) == (0.1, 1.0)
     assert 0 < len(plan.chosen_on) <= len(plan.panels) // 2, "most cells are only looked at when presets are chosen"
     assert plan.seeds == 3
