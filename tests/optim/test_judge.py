@@ -244,6 +244,19 @@ def test_verdicts(name):
     assert (verdict.rejected, verdict.why, verdict.halve) == expected
     assert known == before, "a verdict changes nothing by itself"
     assert torch.equal(best, best_of(name))
+    again = judge.verdict(seen, known, pairs, best)
+    assert replace(again, best=None) == replace(verdict, best=None)
+    assert again.best is verdict.best is None or torch.equal(again.best, verdict.best)
+
+
+def test_a_loss_that_is_no_number_is_not_the_best():
+    """Where the anchor's is none either, the cycle is kept; a few lucky groups must not be held against the next."""
+    new = noisy(1.0, 1).index_fill(0, torch.tensor([0]), inf)
+    assert not Judge(PAIRED).verdict(Losses(new=new, old=new), counters(), 3, BEST).rejected
+    for best in (BEST, NO_BEST):
+        kept = best.clone()
+        Judge(PAIRED).verdict(Losses(new=new - 9.0, old=new), counters(), 3, best).apply_to(counters(), kept)
+        assert torch.equal(kept, best)
 
 
 def best_of(name: str) -> Tensor:

@@ -96,18 +96,18 @@ class Judge:
         if not losses.is_number:
             return self.rejection("not finite", c, pairs)  # D13
         if new is None or self.test is None:
-            return self._kept(c, best)
-        whole = None if losses.by_first_look else new  # D35: the best is of all examples
+            return self._kept(c)
+        paired = None if losses.by_first_look or not isinstance(self.test, PairedTest) else self.test
         if old is None or not math.isfinite(mean_loss(old)):  # D5, D7: nothing to compare with
-            return self._kept(c, best, whole)
+            return self._kept(c, None if paired is None else lowest(best, new))
         if not math.isfinite(mean_loss(new)) or self.test(new.clone(), old.clone()):  # it may be a user's
             return self.rejection("worse", c, pairs)
-        if whole is None or not isinstance(self.test, PairedTest):
-            return self._kept(c, best)
+        if paired is None:  # D35: the best is of all examples
+            return self._kept(c)
         best = lowest(best, old)  # D35: the anchor may have been accepted on a first look
-        if self.test.has_climbed(new, old, best):  # D23
+        if paired.has_climbed(new, old, best):  # D23
             return self.rejection("climbed", c, pairs, best=faded(best, old))
-        return self._kept(c, best, new)
+        return self._kept(c, lowest(best, new))
 
     def fell(self, losses: Losses) -> bool | None:
         """Is the loss lower at the candidate than at the anchor (D37)? ``None`` where they do not compare.
@@ -134,15 +134,10 @@ class Judge:
             return self.rejection("not finite", c, pairs)
         return Verdict(True, "not finite", False, None, c.rejections_in_row, c.rejected_at)
 
-    def _kept(self, c: Counters, best: Tensor, found: Tensor | None = None) -> Verdict:
-        """Keep; these losses, of all examples, may be the best so far."""
-        if isinstance(self.test, PairedTest) and found is not None:
-            best = lowest(best, found)
+    def _kept(self, c: Counters, best: Tensor | None = None) -> Verdict:
         return Verdict(False, "", False, best, 0, c.rejected_at)
 
 
 def lowest(best: Tensor, losses: Tensor) -> Tensor:
-    """The best so far, or these losses if their mean is lower; both in groups (D23)."""
-    found = grouped(losses)
-    mean = mean_of_groups(found)
-    return found if mean < mean_of_groups(best) else best
+    """The best so far, or these losses if their mean is lower; both in groups (D23). No number is no loss."""
+    return min(best, grouped(losses), key=mean_of_groups) if math.isfinite(mean_loss(losses)) else best
