@@ -17,6 +17,8 @@ LINE = 50
 """Characters of a table that fit side by side on a phone, with the space between columns."""
 BETWEEN = 3
 """Characters that the space between two columns takes."""
+NOTHING = "–"
+"""A cell with nothing to say, which is left out of a card."""
 ENOUGH = 14
 """A column of text is readable with so many characters a line; numbers and code do not break."""
 
@@ -52,10 +54,13 @@ def with_named_cells(html: str) -> str:
     Of two columns the first is a title of the second, and needs no name beside it.
     Roles are written out, because a browser forgets them where rows are no longer laid out as rows.
 
-    >>> row = "<tr><td>" + "word " * 9 + "</td><td>" + "word " * 9 + "</td><td>" + "word " * 9 + "</td></tr>"
-    >>> wide = with_named_cells(f"<table><tr><th>one</th><th>two</th><th>a longer name</th></tr>{row}</table>")
+    >>> words = "word " * 9
+    >>> rows = f"<tr><td>{words}</td><td>{words}</td><td>{words}</td></tr><tr><td>b</td><td>–</td><td>c</td></tr>"
+    >>> wide = with_named_cells(f"<table><tr><th>one</th><th>two</th><th>a longer name</th></tr>{rows}</table>")
     >>> '<table role="table" data-cards>' in wide, '<td role="cell" data-name="two">' in wide
     (True, True)
+    >>> '<td role="cell" data-name="two" data-none>' in wide
+    True
     >>> with_named_cells("<table><tr><th>a</th></tr><tr><td>1</td></tr></table>")
     '<table><tr><th>a</th></tr><tr><td>1</td></tr></table>'
     """
@@ -73,6 +78,8 @@ def as_cards(table: str) -> str:
         if found["tag"] == "th":
             return f'<th role="columnheader"{found["rest"]}>{found["inside"]}</th>'
         label = f' data-name="{escape(names[column])}"' if column and len(names) > 2 else ""
+        if label and text_of(found["inside"]) == NOTHING:
+            label += " data-none"
         return f'<td role="cell"{label}{found["rest"]}><span>{found["inside"]}</span></td>'  # one thing beside the name
 
     made = CELL.sub(named, table).replace("<table>", '<table role="table" data-cards>')

@@ -155,12 +155,12 @@ def figure_spec(name: str, scale: str) -> Comparison:
             name, "Average L-BFGS memory per epoch", only, (view,), columns=2, downwards=True, runs_of="lm"
         )
     if name == "lstm":
-        return Comparison(name, "LSTMs: test loss", _texts("lstm", scale))
+        return Comparison(name, "LSTMs: test loss", _texts("lstm", scale), columns=2)
     if name == "mnist":
         panel = _panel("MNIST, one pixel a step", "pixel-mnist", "mnist", "tanh", scale)
         return Comparison(name, "MNIST by pixels", (panel,), (View("test_loss"), View("test_accuracy")), columns=2)
     if name == "addition":
-        return Comparison(name, "The addition problem: test loss", _addition(scale))
+        return Comparison(name, "The addition problem: test loss", _addition(scale), columns=2)
     if name == "family":
         views = tuple(View(against=against) for against in ("step", "passes", "seconds"))
         return Comparison(name, "The whole family: test loss", _family(), views)
