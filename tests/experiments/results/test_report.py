@@ -146,6 +146,20 @@ def test_the_memory_of_the_optimizer_is_told_and_may_be_missing_in_older_runs(ro
     assert describe([group])[0]["optimizer_bytes"] is None
 
 
+def test_the_loss_at_the_average_is_told_of_methods_that_have_one(root, data):
+    by_name = {g["optimizer"]: g for g in panel(data, "char-lm")["groups"]}
+    finals = [json.loads((root / name / RESULT).read_text())["final"] for name in ("adaqn-0", "adaqn-1")]
+    adaqn = next(g for g in panel(data, "char-lm")["groups"] if g["optimizer"] == "adaqn" and g["lr"] == 0.01)
+    assert adaqn["averaged"]["mean"] == pytest.approx(sum(final["averaged_test_loss"] for final in finals) / 2)
+    assert by_name["adam"]["averaged"] is None
+
+
+def test_the_table_has_the_loss_at_the_average(page, data):
+    adaqn = next(g for g in panel(data, "char-lm")["groups"] if g["optimizer"] == "adaqn" and g["lr"] == 0.01)
+    told = page.locator('#table td[data-name="at the average"]').all_inner_texts()
+    assert f"{adaqn['averaged']['mean']:.4f}" in told and "–" in told
+
+
 def test_nothing_in_the_data_can_end_the_script_element():
     text = as_script_data({"name": "</script><!-- &", "numbers": [math.nan, math.inf, 1.0]})
     assert not set("<>&") & set(text)

@@ -109,8 +109,10 @@ def results(group: Group) -> dict[str, Any]:
     def summary(value: Callable[[Finished], Any]) -> dict[str, float]:
         return spread([value(run) for run in group.runs])
 
+    averaged = all("averaged_test_loss" in run.result["final"] for run in group.runs)
     return {
         "test": summary(lambda run: run.result["final"]["test_loss"]),
+        "averaged": summary(lambda run: run.result["final"]["averaged_test_loss"]) if averaged else None,
         "valid": summary(lambda run: run.result["final"]["valid_loss"]),
         "best_valid": summary(lambda run: run.result["best"]["valid_loss"]),
         "seconds": summary(lambda run: run.result["seconds"]),

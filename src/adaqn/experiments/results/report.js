@@ -68,6 +68,7 @@ function draw() {
   document.getElementById("results").hidden = !any;
 }
 
+const averaged = g => g.averaged ? number(g.averaged.mean) : "–";
 const COLUMNS = [  // title, the text shown, what is sorted by, class
   ["task", (p, g) => p.task],
   ["data", (p, g) => p.data, null, "wide"],
@@ -76,6 +77,7 @@ const COLUMNS = [  // title, the text shown, what is sorted by, class
   ["lr", (p, g) => g.lr === null ? "–" : String(g.lr), (p, g) => g.lr],
   ["seeds", (p, g) => g.seeds.join(", "), (p, g) => g.seeds.length],
   ["test loss", (p, g) => number(g.test.mean), (p, g) => g.test.mean],
+  ["at the average", (p, g) => averaged(g), (p, g) => g.averaged && g.averaged.mean],
   ["spread", (p, g) => g.seeds.length > 1 && g.test.mean !== null ? number(g.test.high - g.test.low) : "–",
     (p, g) => g.seeds.length > 1 && g.test.mean !== null ? g.test.high - g.test.low : null],
   ["best valid", (p, g) => number(g.best_valid.mean), (p, g) => g.best_valid.mean],
@@ -87,8 +89,10 @@ const COLUMNS = [  // title, the text shown, what is sorted by, class
 
 const NAMES_OF_THE_TASK = ["task", "data", "model", "data sha256"];
 const rowsOfTable = data.panels.flatMap(p => p.groups.map(g => [p, g]));
+const anyAverage = rowsOfTable.some(([, g]) => g.averaged);
 const columns = COLUMNS.filter(([title, text]) =>  // what is the same in every row is in the heading of the charts already
-  !NAMES_OF_THE_TASK.includes(title) || unique(rowsOfTable.map(([p, g]) => text(p, g))).length > 1);
+  title === "at the average" ? anyAverage
+    : !NAMES_OF_THE_TASK.includes(title) || unique(rowsOfTable.map(([p, g]) => text(p, g))).length > 1);
 
 const words = text =>  // a line may break between words, and within one only if it must
   text.split(" ").flatMap((word, i) => [i ? " " : "", make("span", {textContent: word})]);
@@ -149,6 +153,7 @@ function makeFilter(id, kind, values) {  // value → [text, colour]
 
 const RESULTS = [  // title, the text; of the two that are compared
   ["final test loss", g => number(g.test.mean)],
+  ...anyAverage ? [["the same at the average of the weights", averaged]] : [],
   ["best validation loss", g => number(g.best_valid.mean)],
   ["seconds of training", g => number(g.seconds.mean, 1)],
   ["steps", g => String(g.steps)],
