@@ -22,7 +22,7 @@ import torch
 from sklearn.datasets import load_breast_cancer
 from torch import Tensor, nn
 
-from adaqn import OLBFGS, RES, SQN, AdaQN, HessianProduct, Monitor, PairOptions, SdLBFGS
+from adaqn import OLBFGS, RES, SQN, AdaQN, HessianProduct, Monitor, SdLBFGS
 from adaqn.baselines import KFAC, SFO, HessianFree
 from adaqn.experiments.problems.linear_recurrent import LinearRNN
 from adaqn.experiments.training.stepping import take_step
@@ -137,14 +137,8 @@ METHODS = [
     Method("Adagrad", lambda m, p, lr: torch.optim.Adagrad(m.parameters(), lr), 0.1),
     Method("RMSProp", lambda m, p, lr: torch.optim.RMSprop(m.parameters(), lr), 0.01),
     Method("Adam", lambda m, p, lr: torch.optim.Adam(m.parameters(), lr), 0.03),
-    Method("AdaQN", lambda m, p, lr: AdaQN(m.parameters(), lr, preset="paper", monitor=_monitored(m, p)), 0.03),
-    Method(
-        "AdaQN, scale-free test",
-        lambda m, p, lr: AdaQN(
-            m.parameters(), lr, preset="paper", monitor=_monitored(m, p), pairs=PairOptions(test="scale_free")
-        ),
-        0.03,
-    ),
+    Method("AdaQN", lambda m, p, lr: AdaQN(m.parameters(), lr, monitor=_monitored(m, p)), 0.03),
+    Method("adaQN (paper)", lambda m, p, lr: AdaQN(m.parameters(), lr, preset="paper", monitor=_monitored(m, p)), 0.03),
     Method("oLBFGS", lambda m, p, lr: OLBFGS(m.parameters(), lr), 0.1, "closure", lambda opt, n: 2 * n),
     Method("RES", lambda m, p, lr: RES(m.parameters(), lr), 0.1, "closure", lambda opt, n: 2 * n),
     Method("SdLBFGS", lambda m, p, lr: SdLBFGS(m.parameters(), lr), 0.1, "closure", lambda opt, n: 2 * n),
