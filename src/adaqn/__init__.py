@@ -20,7 +20,7 @@ from adaqn.optim.monitored import MonitoredGradient
 from adaqn.optim.optimizer import QuasiNewton
 from adaqn.optim.settings import PRESETS, PairOptions, Preset, RejectOptions, StorageOptions
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
 
 __all__ = [
     "BFGS",

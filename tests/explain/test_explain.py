@@ -342,7 +342,7 @@ CASES = {
             lambda: healthy(400, lr=1e-5, reject=GROWING),
             r"steps have grown to 8 times lr, their limit, none of the last 40 .* fell in (39|40) of 40 of them",
             r"try lr=3e-05, three times as much",
-            lambda: healthy(150, lr=5e-3, reject=GROWING),  # these still grow by themselves
+            lambda: healthy(95, lr=5e-3, reject=GROWING),  # these still grow by themselves
         ),
     ],
     "skipped-small": [
@@ -747,6 +747,13 @@ def test_steps_that_are_far_too_short_are_told_before_during_and_after_a_schedul
     assert all(f"try lr={3 * lr:.3g}" in words for words in said[20:])
     assert ("next time try" in said[20]) is (steps == 150)  # there lr is already below its half
     assert f"next time try lr={3 * lr:.3g} before its schedule, three times as much" in said[-1]
+
+
+@pytest.mark.parametrize("schedule", [None, cosine(210)])
+def test_steps_that_have_grown_for_forty_cycles_without_a_pause_were_too_short(schedule):
+    opt = classifier(210, 1e-3, schedule)
+    assert 4.0 < opt.stats.step_multiplier < 8.0
+    assert "try lr=0.003" in advice(opt, "slow")
 
 
 def test_steps_that_are_far_too_short_are_told_before_they_are_as_long_as_they_may_be():

@@ -143,7 +143,7 @@ def test_two_devices():
 
 def test_options_of_the_whole_optimizer_in_a_group():
     w = nn.Parameter(torch.ones(2))
-    with pytest.raises(ValueError, match=r"\['pairs'\] in a param group.*give it to the optimizer"):
+    with pytest.raises(ValueError, match=r"'pairs' in a param group.*give it to the optimizer"):
         AdaQN([{"params": [w], "pairs": PairOptions(memory_size=3)}])
     with pytest.raises(ValueError, match=r"lr must be.*got -1\.0"):
         AdaQN([{"params": [w], "lr": -1.0}])

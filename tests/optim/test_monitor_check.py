@@ -124,6 +124,11 @@ def test_losses_of_something_else_are_averaged_and_that_is_said():
             r"loss_fn\(output, target\): TypeError.*Tensor \(8, 1, 11\).*loss_fn=None",
         ),
         (
+            lambda output, target: output[1],  # there is none without targets
+            (TOKENS, NEXT),
+            r"it returned None instead of a loss.*\(tokens, targets, targets\) calls model",
+        ),
+        (
             lambda output, target: per_sequence(output[0], target),
             (TOKENS, NEXT),
             r"\(8, 1, 11\).*the target is Tensor \(8, 6\) int64.*\(tokens, targets, targets\) calls model",
@@ -141,7 +146,7 @@ def test_losses_of_something_else_are_averaged_and_that_is_said():
         ),
         (lambda output, target: output[0].sum(), (TOKENS.float(), NEXT), r"model\(\*inputs\)"),
     ],
-    ids=["tuple", "last-position", "inputs", "no-targets", "names", "dtype"],
+    ids=["tuple", "none", "last-position", "inputs", "no-targets", "names", "dtype"],
 )
 def test_it_is_said_when_the_monitor_is_made(loss_fn, batch, message):
     model = Language()

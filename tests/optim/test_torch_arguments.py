@@ -67,6 +67,12 @@ def test_several_at_once_and_unknown_ones_beside_them():
         AdaQN(parameter(), fused=True, memory_size=3)
 
 
+@pytest.mark.parametrize("name", ["warmup_steps", "warmup", "num_warmup_steps"])
+def test_a_warm_up_of_schedule_free_optimizers_is_ours(name):
+    with pytest.raises(TypeError, match=f"no argument '{name}': write warm_up=100"):
+        AdaQN(parameter(), **{name: 100})
+
+
 @pytest.mark.parametrize("kind", WITHOUT_AVERAGES, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("name, value", [("betas", (0.9, 0.999)), ("eps", 1e-8), ("momentum", 0.9), ("nesterov", True)])
 def test_methods_without_averages_say_so(kind, name, value):
@@ -78,7 +84,7 @@ def test_methods_without_averages_say_so(kind, name, value):
 def test_weight_decay_of_whole_gradients_belongs_into_the_loss(kind):
     with pytest.raises(TypeError, match=r"weight_decay.*to the loss in the closure"):
         kind(parameter(), weight_decay=0.01)
-    with pytest.raises(ValueError, match=r"\['weight_decay'\] in a param group.*to the loss in the closure"):
+    with pytest.raises(ValueError, match=r"'weight_decay' in a param group.*to the loss in the closure"):
         kind([{"params": parameter(), "weight_decay": 0.01}])
     kind([{"params": parameter(), "weight_decay": 0.0}])  # as frameworks write it
 
@@ -91,7 +97,7 @@ def test_weight_decay_of_whole_gradients_belongs_into_the_loss(kind):
 )
 def test_in_a_group_too(kind, given):
     (name,) = given
-    with pytest.raises(ValueError, match=rf"\['{name}'\] in a param group would change nothing: "):
+    with pytest.raises(ValueError, match=rf"'{name}' in a param group would change nothing: "):
         kind([{"params": parameter(), **given}])
     opt = kind(parameter())
     with pytest.raises(ValueError, match=f"'{name}'"):
@@ -160,7 +166,7 @@ def test_the_refreshments_of_soap_have_an_equivalent_and_that_works(preset):
     "name", ["precondition_frequency", "shampoo_beta", "max_precond_dim", "merge_dims", "rho", "beta2", "correct_bias"]
 )
 def test_names_of_soap_and_of_adams_relatives_are_refused_in_a_group_too(kind, name):
-    with pytest.raises(ValueError, match=rf"\['{name}'\] in a param group would change nothing: "):
+    with pytest.raises(ValueError, match=rf"'{name}' in a param group would change nothing: "):
         kind([{"params": parameter(), name: 0.5}])
     with pytest.raises(TypeError, match=f"has no argument '{name}': (leave out|the equivalent of) {name}"):
         kind(parameter(), **{name: 0.5})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from itertools import islice
+from numbers import Real
 from typing import Any
 
 import torch
@@ -54,7 +55,10 @@ def first_loss(model: nn.Module, loss_fn: LossFunction | None, batch: Any) -> Te
             raise
         raise ValueError(_about_model(error, loss_fn, batch)) from error
     try:
-        return loss_of(output, loss_fn, batch)
+        loss = loss_of(output, loss_fn, batch)
+        if not isinstance(loss, Tensor | Real):
+            raise TypeError(f"it returned {described(loss)} instead of a loss")
+        return loss
     except MISTAKES as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
@@ -95,8 +99,8 @@ def _about_lists(values: Any) -> Iterator[str]:
 def _hints(output: Any, target: Any) -> Iterator[str]:
     if not isinstance(output, Tensor):
         yield (
-            "Take what the loss needs in a loss_fn of your own, such as lambda output, target: loss(output[0], "
-            "target); or give loss_fn=None if the model is called with the targets and returns its own loss"
+            f"Take what the loss needs in a loss_fn of your own, such as {_own_loss(output, target)}; or give "
+            "loss_fn=None if the model is called with the targets and returns its own loss"
         )
     first = output if isinstance(output, Tensor) else next(tensors_in(output), None)
     if first is None or not isinstance(target, Tensor) or first.dim() < 3 or target.dim() < 2:
@@ -108,6 +112,14 @@ def _hints(output: Any, target: Any) -> Iterator[str]:
         )
     elif first.shape[: target.dim()] == target.shape:
         yield "torch's losses want the classes in dimension 1: output.transpose(1, 2)"
+
+
+def _own_loss(output: Any, target: Any) -> str:
+    """A loss function for an output of several parts, of which the first may be the model's own loss."""
+    part = "output.logits" if hasattr(output, "logits") else "output[0]"
+    if not isinstance(target, Mapping):
+        return f"lambda output, target: loss({part}, target)"
+    return f"lambda output, batch: loss({part}, batch[{'labels' if 'labels' in target else next(iter(target))!r}])"
 
 
 def said(error: Exception) -> str:

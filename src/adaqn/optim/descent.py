@@ -36,9 +36,10 @@ def check_group(group: Group, defaults: Group) -> None:
     unknown = (OF_ALL | ({"momentum"} - set(defaults))) & set(group)
     if unknown:
         own = " and ".join(name for name in _PER_GROUP if name in defaults)
+        names = ", ".join(map(repr, sorted(unknown)))
         raise ValueError(
-            f"{sorted(unknown)} in a param group: one quasi-Newton matrix spans all parameters, so give it to "
-            f"the optimizer; groups may have their own {own}"
+            f"{names} in a param group: one quasi-Newton matrix spans all parameters, so give it to the optimizer; "
+            f"groups may have their own {own}"
         )
 
 

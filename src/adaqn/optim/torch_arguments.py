@@ -69,10 +69,11 @@ _BY_POSITION = ("betas", "eps", "weight_decay")
 def advice(given: Mapping[str, Any], scaling: type[Scaling] | None, reasons: Mapping[str, str]) -> list[str]:
     """What to do about each argument of the constructor that is torch's, or another spelling of ours.
 
-    >>> advice({"learning_rate": 0.1}, Adam, NOT_NEEDED)
-    ['write lr=0.1']
+    >>> advice({"learning_rate": 0.1, "warmup_steps": 100}, Adam, NOT_NEEDED)
+    ['write lr=0.1', 'write warm_up=100']
     """
-    ours = [name for name in ("lr", "weight_decay", "momentum") if name not in reasons]
+    warms_up = ("warm_up",) if reasons is NOT_NEEDED else ()  # the others follow torch's schedulers
+    ours = [name for name in ("lr", "weight_decay", "momentum", *warms_up) if name not in reasons]
     words = [(meant(name, ours), value) for name, value in given.items()]
     return _of_torch(given, scaling, reasons) + [f"write {name}={value!r}" for name, value in words if name]
 
@@ -153,7 +154,7 @@ def check_torchs_in_group(group: Mapping[str, Any], scaling: type[Scaling] | Non
     found = _of_torch(group, scaling, reasons)
     if not found:
         return
-    names = [name for name in group if name in reasons or name in _AVERAGES]
+    names = ", ".join(repr(name) for name in group if name in reasons or name in _AVERAGES)
     more = "; scaling is given to the optimizer, for all groups" if any("scaling=" in word for word in found) else ""
     raise ValueError(f"{names} in a param group would change nothing: {'; '.join(found)}{more}")
 

@@ -11,6 +11,9 @@ OTHER_WORDS = {
     "wd": "weight_decay",
     "weight_decay_rate": "weight_decay",
     "beta1": "momentum",
+    "warmup_steps": "warm_up",
+    "num_warmup_steps": "warm_up",
+    "warmup": "warm_up",
 }
 """What other libraries call them."""
 LETTERS_PER_MISTAKE = 5
@@ -35,8 +38,8 @@ def check_misspelt(group: Mapping[str, Any], per_group: Collection[str], of_all:
             continue
         where = "" if name in per_group else ", and give it to the optimizer, for all groups"
         raise ValueError(
-            f"{key!r} in a param group would change nothing: write {name!r}{where}. If it is a note of your own, "
-            "choose a name that is less like ours"
+            f"{key!r} in a param group would change nothing: write {name!r}{where}. To keep a key of your "
+            "own in the group, give it another name"
         )
 
 

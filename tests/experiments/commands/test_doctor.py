@@ -9,7 +9,7 @@ import torch
 from laboratory import command
 from torch import nn
 
-from adaqn import AdaQN
+from adaqn import PRESETS, AdaQN
 from adaqn.experiments.commands import doctor, measuring
 from adaqn.experiments.errors import UserError
 
@@ -58,7 +58,10 @@ def test_forward_and_backward_of_a_model_with_its_loss(capsys):
     assert 0 < passes["low"] <= passes["seconds_per_step"] <= passes["high"]
     doctor.print_costs(found)
     said = capsys.readouterr().out
-    assert all(row in said for row in ("forward and backward", "AdamW", "SOAP", "AdaQN, kronecker", "5.05 kB", " to "))
+    assert all(
+        row in said for row in ("forward and backward", "AdamW", "SOAP", "AdaQN, kronecker (default)", "5.05 kB")
+    )
+    assert PRESETS[doctor.USUAL] == PRESETS["default"]
 
 
 def test_a_task_has_its_own_loss():

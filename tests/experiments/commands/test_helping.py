@@ -100,7 +100,7 @@ def test_progress_of_runs_in_a_log_is_a_line_for_each_tenth(log):
         for step in range(1, 101):
             told(0, SimpleNamespace(step=step, steps=100, loss=2.0))
             if step == 10:
-                assert log.getvalue() == "adam: 10 of 100, loss 2.000\n"
+                assert log.getvalue() == "adam: 10 of 100, training loss 2.000\n"
     assert len(log.getvalue().splitlines()) == 10
 
 

@@ -78,7 +78,7 @@ def progress_bars(labels: Sequence[str], *, quiet: bool = False) -> Iterator[Cal
         lines = Lines(console)
 
         def told_in_lines(index: int, progress: RunProgress) -> None:
-            loss = "" if progress.loss is None else f", loss {loss_text(progress.loss)}"
+            loss = "" if progress.loss is None else f", training loss {loss_text(progress.loss)}"
             share = progress.step / progress.steps
             lines.tell(index, share, f"{labels[index]}: {progress.step} of {progress.steps}{loss}")
 
@@ -88,7 +88,7 @@ def progress_bars(labels: Sequence[str], *, quiet: bool = False) -> Iterator[Cal
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]}"),
+        TextColumn("training loss {task.fields[loss]}"),
         TimeRemainingColumn(),
     )
     with shown_from_the_first_word(Progress(*columns, console=console, refresh_per_second=4)) as bars:

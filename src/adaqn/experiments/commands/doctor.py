@@ -1,4 +1,4 @@
-"""``adaqn doctor``: what is installed, which data is there, how fast this machine is, what adaQN costs for a model."""
+"""``adaqn doctor``: what is installed, which data is there, how fast this machine is, what AdaQN costs for a model."""
 
 from __future__ import annotations
 
@@ -31,9 +31,11 @@ from adaqn.experiments.training.storage import json_text
 
 PACKAGES = ("adaqn", "torch", "plotly", "matplotlib", "scikit-learn", "pooch", "pytorch_optimizer")
 BFLOAT16: dict[str, Any] = {"history_dtype": torch.bfloat16, "fisher_dtype": torch.bfloat16}
+USUAL = "kronecker"
+"""The preset that AdaQN has by default."""
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     f"{preset}{', bfloat16 history' if dtypes else ''}": (preset, dtypes)
-    for preset in PRESETS
+    for preset in sorted(PRESETS, key=lambda preset: preset != USUAL)
     if preset != "default"
     for dtypes in ({}, BFLOAT16)
     if not dtypes or PRESETS[preset].pairs.memory_size  # a history to be made narrower
@@ -55,7 +57,7 @@ def doctor(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what is installed, which data is available, how fast this machine is, and what adaQN costs for a model."""
+    """Show what is installed, which data is available, how fast this machine is, and what AdaQN costs for a model."""
     found = examine(model, threads, data_dir, device)
     if as_json:
         print(json_text(found, indent=2))
@@ -77,7 +79,8 @@ def print_costs(found: dict[str, Any]) -> None:
     for name, cost in {**rows, **found["settings"]}.items():
         low, middle, high = (f"{1e3 * cost[key]:.2f}" for key in ("low", "seconds_per_step", "high"))
         size = readable_size(cost["bytes"]) if "bytes" in cost else "–"
-        table.add_row(f"AdaQN, {name}" if name in SETTINGS else name, size, middle, f"{low} to {high}")
+        label = f"AdaQN, {name}{' (default)' if name == USUAL else ''}" if name in SETTINGS else name
+        table.add_row(label, size, middle, f"{low} to {high}")
     screen().print(table)
     print("Times of a step exclude forward and backward, and AdaQN's monitor; the range is over 5 repeats.")
     for note in found["notes"]:

@@ -24,7 +24,7 @@ from adaqn.optim.removed import PLACES
 
 
 def explain(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run with adaQN or another method of its family.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of a run with AdaQN or a related method.")],
     as_json: AsJson = False,
 ) -> None:
     """Explain what happened in the last cycles of a run, and what to change. The run may still be running."""

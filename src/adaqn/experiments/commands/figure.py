@@ -98,8 +98,9 @@ def figure(
 
     After a kill the same command continues. Several machines may share one --out folder.
 
-    pinn shows an equation: its solution, the error of the best network, and loss and error of all optimizers. noise
-    shows the same equation with resampled points: the final loss by points per sample.
+    pinn shows an equation: its solution, the error of the best network, and loss and error of all optimizers.
+
+    noise shows the same equation with resampled points: the final loss by points per sample.
     """
     count = check_workers(cores() if workers is None else workers)
     if name in (PINN, NOISE):

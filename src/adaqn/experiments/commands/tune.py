@@ -37,7 +37,7 @@ def tune(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """The paper's grid search: step sizes for all, L for adaQN, betas for Adam; the same budget for each, resumable."""
+    """The paper's grid search: step sizes for all, L for AdaQN, betas for Adam; the same budget for each, resumable."""
     names = [optimizer for optimizer, lr in parse_optimizers(optimizers) if lr is None]
     if len(names) < len(optimizers.split(",")):
         raise UserError(f"the search chooses the step sizes: give names without step sizes, not {optimizers!r}")
