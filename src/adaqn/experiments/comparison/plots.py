@@ -128,7 +128,7 @@ def frame(
         lines: what is drawn in them.
         shown: the share of those heights that is shown.
         logarithmic: may the axis be, where losses fall by decades?
-        with_ends: show more than that share where a line ends above it.
+        with_ends: show more than that share where the second half of a line lies above it.
     """
     starts = [line.mean[0] for line in lines if math.isfinite(line.mean[0])]
     ends = [value for line in lines for value in line.low if math.isfinite(value)]
@@ -138,10 +138,10 @@ def frame(
     if logarithmic and 0.0 < bottom < top / DECADES_APART:
         axes.set_yscale("log")
         return
-    last = [line.mean[-1] for line in lines if line.mean[-1] <= top] if with_ends else []
+    later = [value for line in lines for value in line.mean[len(line.mean) // 2 :] if value <= top] if with_ends else []
     axes.set_ylim(
         bottom - MARGIN * (top - bottom),
-        max([bottom + shown * (top - bottom), *(end + MARGIN * (top - bottom) for end in last)]),
+        max([bottom + shown * (top - bottom), *(value + MARGIN * (top - bottom) for value in later)]),
     )
 
 

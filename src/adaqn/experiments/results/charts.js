@@ -81,9 +81,9 @@ function bounds(groups, all) {  // from the lowest to the highest start: a run t
   return high > low ? {low, high} : null;
 }
 
-function begun(groups, {low, high}) {  // where learning has begun, if every curve that ends in the picture ends below that
-  const ends = finite(groups.map(g => g.loss.high.at(-1))).filter(v => v <= high);
-  return Math.min(high, Math.max(low + BEGUN * (high - low), ...ends));
+function begun(groups, {low, high}) {  // where learning has begun, if the second half of every curve lies below that
+  const later = finite(groups.flatMap(g => g.loss.high.slice(g.loss.high.length >> 1))).filter(v => v <= high);
+  return Math.min(high, later.reduce((a, b) => Math.max(a, b), low + BEGUN * (high - low)));
 }
 
 const isCut = (panel, groups) => {
