@@ -36,7 +36,7 @@ def parameter():
 
 @pytest.mark.parametrize("slip, meant", SLIPS.items())
 def test_a_slip_is_an_error_that_names_the_right_key(slip, meant):
-    with pytest.raises(ValueError, match=f"'{slip}' in a param group would change nothing: write '{meant}'. If it is"):
+    with pytest.raises(ValueError, match=f"'{slip}' in a param group would change nothing: write '{meant}'. To keep"):
         AdaQN([{"params": parameter(), slip: 0.1}])
     opt = AdaQN(parameter())
     with pytest.raises(ValueError, match=f"write '{meant}'"):
