@@ -17,8 +17,8 @@ LINE = 50
 """Characters of a table that fit side by side on a phone, with the space between columns."""
 BETWEEN = 3
 """Characters that the space between two columns takes."""
-NOTHING = "–"
-"""A cell with nothing to say, which is left out of a card."""
+NOTHING = ("", "–")
+"""Cells with nothing to say, which are left out of a card."""
 ENOUGH = 14
 """A column of text is readable with so many characters a line; numbers and code do not break."""
 
@@ -78,7 +78,7 @@ def as_cards(table: str) -> str:
         if found["tag"] == "th":
             return f'<th role="columnheader"{found["rest"]}>{found["inside"]}</th>'
         label = f' data-name="{escape(names[column])}"' if column and len(names) > 2 else ""
-        if label and text_of(found["inside"]) == NOTHING:
+        if label and text_of(found["inside"]) in NOTHING:
             label += " data-none"
         return f'<td role="cell"{label}{found["rest"]}><span>{found["inside"]}</span></td>'  # one thing beside the name
 
