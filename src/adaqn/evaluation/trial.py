@@ -99,7 +99,7 @@ def _about_lists(values: Any) -> Iterator[str]:
 def _hints(output: Any, target: Any) -> Iterator[str]:
     if not isinstance(output, Tensor):
         yield (
-            f"Take what the loss needs in a loss_fn of your own, such as {_own_loss(output, target)}; or give "
+            f"Take what the loss needs in a loss_fn of your own, such as {_suggested_loss(output, target)}; or give "
             "loss_fn=None if the model is called with the targets and returns its own loss"
         )
     first = output if isinstance(output, Tensor) else next(tensors_in(output), None)
@@ -114,12 +114,12 @@ def _hints(output: Any, target: Any) -> Iterator[str]:
         yield "torch's losses want the classes in dimension 1: output.transpose(1, 2)"
 
 
-def _own_loss(output: Any, target: Any) -> str:
-    """A loss function for an output of several parts, of which the first may be the model's own loss."""
+def _suggested_loss(output: Any, target: Any) -> str:
+    """A loss function for an output of several parts. Of one with ``logits`` the first part may be its own loss."""
     part = "output.logits" if hasattr(output, "logits") else "output[0]"
-    if not isinstance(target, Mapping):
-        return f"lambda output, target: loss({part}, target)"
-    return f"lambda output, batch: loss({part}, batch[{'labels' if 'labels' in target else next(iter(target))!r}])"
+    if isinstance(target, Mapping):
+        return f"lambda output, batch: loss({part}, batch['labels'])"
+    return f"lambda output, target: loss({part}, target)"
 
 
 def said(error: Exception) -> str:

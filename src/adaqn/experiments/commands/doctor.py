@@ -31,8 +31,8 @@ from adaqn.experiments.training.storage import json_text
 
 PACKAGES = ("adaqn", "torch", "plotly", "matplotlib", "scikit-learn", "pooch", "pytorch_optimizer")
 BFLOAT16: dict[str, Any] = {"history_dtype": torch.bfloat16, "fisher_dtype": torch.bfloat16}
-USUAL = "kronecker"
-"""The preset that AdaQN has by default."""
+USUAL = next(name for name, preset in PRESETS.items() if name != "default" and preset is PRESETS["default"])
+"""The preset that AdaQN has by default, by its own name."""
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     f"{preset}{', bfloat16 history' if dtypes else ''}": (preset, dtypes)
     for preset in sorted(PRESETS, key=lambda preset: preset != USUAL)

@@ -68,7 +68,9 @@ function draw() {
   document.getElementById("results").hidden = !any;
 }
 
+const rowsOfTable = data.panels.flatMap(p => p.groups.map(g => [p, g]));
 const averaged = g => g.averaged ? number(g.averaged.mean) : "–";
+const anyAverage = rowsOfTable.some(([, g]) => g.averaged);
 const COLUMNS = [  // title, the text shown, what is sorted by, class
   ["task", (p, g) => p.task],
   ["data", (p, g) => p.data, null, "wide"],
@@ -77,7 +79,7 @@ const COLUMNS = [  // title, the text shown, what is sorted by, class
   ["lr", (p, g) => g.lr === null ? "–" : String(g.lr), (p, g) => g.lr],
   ["seeds", (p, g) => g.seeds.join(", "), (p, g) => g.seeds.length],
   ["test loss", (p, g) => number(g.test.mean), (p, g) => g.test.mean],
-  ["at the average", (p, g) => averaged(g), (p, g) => g.averaged && g.averaged.mean],
+  ...anyAverage ? [["at the average", (p, g) => averaged(g), (p, g) => g.averaged && g.averaged.mean]] : [],
   ["spread", (p, g) => g.seeds.length > 1 && g.test.mean !== null ? number(g.test.high - g.test.low) : "–",
     (p, g) => g.seeds.length > 1 && g.test.mean !== null ? g.test.high - g.test.low : null],
   ["best valid", (p, g) => number(g.best_valid.mean), (p, g) => g.best_valid.mean],
@@ -88,11 +90,8 @@ const COLUMNS = [  // title, the text shown, what is sorted by, class
 ];
 
 const NAMES_OF_THE_TASK = ["task", "data", "model", "data sha256"];
-const rowsOfTable = data.panels.flatMap(p => p.groups.map(g => [p, g]));
-const anyAverage = rowsOfTable.some(([, g]) => g.averaged);
 const columns = COLUMNS.filter(([title, text]) =>  // what is the same in every row is in the heading of the charts already
-  title === "at the average" ? anyAverage
-    : !NAMES_OF_THE_TASK.includes(title) || unique(rowsOfTable.map(([p, g]) => text(p, g))).length > 1);
+  !NAMES_OF_THE_TASK.includes(title) || unique(rowsOfTable.map(([p, g]) => text(p, g))).length > 1);
 
 const words = text =>  // a line may break between words, and within one only if it must
   text.split(" ").flatMap((word, i) => [i ? " " : "", make("span", {textContent: word})]);
