@@ -21,6 +21,7 @@ from adaqn.experiments.problems.linear_recurrent import from_torch
 from adaqn.experiments.problems.networks import Recurrent
 from adaqn.experiments.problems.tasks import Task
 from adaqn.experiments.problems.transformer import Transformer
+from adaqn.experiments.rivals.muon import muon
 from adaqn.experiments.rivals.recipe import SLICE, TORCH_LBFGS, AdamThenLBFGS
 from adaqn.experiments.rivals.vectors import Scipy, TorchMin
 
@@ -57,12 +58,16 @@ class Entry:
     """Does its step end only when the minimisation does? Interrupted, such a run begins anew."""
 
 
+def _need_rivals(name: str) -> None:
+    if importlib.util.find_spec("pytorch_optimizer") is None:
+        raise UserError(f"{name} comes from the package pytorch_optimizer: pip install pytorch_optimizer")
+
+
 def _rival(name: str) -> Make:
     """An optimizer of pytorch_optimizer, imported when it is asked for."""
 
     def make(params: Any, **options: Any) -> Optimizer:
-        if importlib.util.find_spec("pytorch_optimizer") is None:
-            raise UserError(f"{name} comes from the package pytorch_optimizer: pip install pytorch_optimizer")
+        _need_rivals(name)
         import pytorch_optimizer
 
         optimizer: Optimizer = getattr(pytorch_optimizer, name)(params, **options)
@@ -71,21 +76,9 @@ def _rival(name: str) -> Make:
     return make
 
 
-ADAMW_SHARE = 3e-4 / 2e-2
-"""Muon's AdamW step in steps of its own: the ratio of its defaults."""
-
-
 def _muon(named: Any, **options: Any) -> Optimizer:
-    """Muon for the matrices inside; embedding, output and vectors go to its AdamW, as its authors do."""
-    inner: list[Any] = []
-    outer: list[Any] = []
-    for name, p in named:
-        is_inner = p.dim() >= 2 and not name.startswith(("embedding.", "output."))
-        (inner if is_inner else outer).append(p)
-    groups = [{"params": inner, "use_muon": True}, {"params": outer, "use_muon": False}]
-    options.setdefault("adamw_lr", ADAMW_SHARE * options["lr"])  # a tuned step size must reach all parameters
-    options.setdefault("adamw_wd", options.get("weight_decay", 0.0))
-    return _rival("Muon")([group for group in groups if group["params"]], **options)
+    _need_rivals("Muon")
+    return muon(named, **options)
 
 
 def _preset(label: str, name: str) -> Entry:
