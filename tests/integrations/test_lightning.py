@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning_module import Regression, loader
 from torch import nn
@@ -162,3 +163,41 @@ def test_it_validates_and_ends_at_the_average():
     assert not torch.equal(average, weights(plain))
     opt.train()
     assert torch.equal(weights(module), weights(plain))
+
+
+class Scored(Regression):
+    """Logs the loss of a validation, by which checkpoints are kept."""
+
+    def validation_step(self, batch):
+        x, target = batch
+        self.log("val_loss", nn.functional.mse_loss(self(x), target))
+
+    def val_dataloader(self):
+        return loader()
+
+
+def test_a_checkpoint_of_the_best_validation_holds_what_was_validated_and_resumes(tmp_path):
+    def run(epochs, keeper=None, **more):
+        module = Scored()
+        callbacks = [MonitorCallback(nn.MSELoss(), averaged=True), *([keeper] if keeper else [])]
+        quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
+        trainer = Trainer(
+            max_epochs=epochs, accelerator="cpu", callbacks=callbacks, enable_checkpointing=keeper is not None,
+            num_sanity_val_steps=0, **quiet,
+        )  # fmt: skip
+        trainer.fit(module, loader(), **more)
+        return module, trainer.optimizers[0]
+
+    keeper = ModelCheckpoint(tmp_path, monitor="val_loss", save_top_k=-1)
+    run(2, keeper)
+    assert len(keeper.best_k_models) == 2
+    for path, score in keeper.best_k_models.items():
+        kept = Scored()
+        kept.load_state_dict(torch.load(path, weights_only=True)["state_dict"])
+        losses = [float(nn.functional.mse_loss(kept(x), target)) for x, target in loader()]
+        assert sum(losses) / len(losses) == pytest.approx(float(score), rel=1e-5)
+    first = next(path for path in keeper.best_k_models if "epoch=0" in path)
+    (whole, _), (resumed, opt) = run(2), run(2, ckpt_path=first, weights_only=True)
+    assert torch.equal(weights(whole), weights(resumed))
+    opt.train()
+    assert not torch.equal(weights(whole), weights(resumed))

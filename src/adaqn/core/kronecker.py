@@ -49,7 +49,8 @@ class Kronecker(Adam):
     of two columns.
 
     Where it differs from SOAP: there is no first moment (that is the optimizer's business); SOAP makes no step with
-    the very first gradient, from which its first basis comes, and this is Adam's diagonal for that one step; ε is
+    the very first gradient, from which its first basis comes, and forgets it; this is Adam's diagonal for that one
+    step, and V goes along into the first basis, (Q_L∘Q_L)ᵀ V (Q_R∘Q_R) (D31); ε is
     added after the bias correction, as in torch's Adam; more than two dimensions are flattened instead of having a
     basis each; a refresh from averages that are zero or overflowed is left out; what gradients say nothing of has a
     basis by rule instead of rounding errors, for a shift of L and R by 1e-6 of their largest eigenvalue (D22); √V̂ + ε
@@ -82,6 +83,9 @@ class Kronecker(Adam):
     number_names = ("step", "seen")
     elementwise = False
     skips_by_itself = True
+    starts_anew = False
+    """Is V of the first gradient forgotten at the first basis? Not here: momentum remembers that gradient, and would be
+    divided by zero where the second one has no part, as in the rows of an embedding that are not in its batch."""
 
     def __init__(
         self,
@@ -141,7 +145,7 @@ class Kronecker(Adam):
         if places is None or blocks is None:
             blocks = [[member.block for member in members] for members in self._members]
             places = [Place(i) for i in range(len(blocks))]
-        self._turning = Turning(places, blocks, self._refresh)
+        self._turning = Turning(places, blocks, self._refresh, starts_anew=self.starts_anew)
         super().build(vectors, shapes, tensors, cuts)
 
     def reset(self) -> None:

@@ -93,6 +93,7 @@ class KroneckerSecant(Kronecker):
 
     vector_names = ("square_avg", "step_square_avg")
     learns_from_pairs = True
+    starts_anew = True
 
     def __init__(
         self,

@@ -33,6 +33,7 @@ class Turning:
         places: of the parameters in whole ones.
         blocks: of each whole one, wherever they lie; none where there are no bases.
         refresh_of: the shape of a block → gradients between two refreshments.
+        starts_anew: are averages of a parameter that is one block forgotten at its first basis? If not, they go along.
     """
 
     def __init__(
@@ -40,12 +41,15 @@ class Turning:
         places: Sequence[Place],
         blocks: Sequence[Sequence[Block]],
         refresh_of: Callable[[tuple[int, int]], int],
+        *,
+        starts_anew: bool,
     ) -> None:
         keyed = [((i, block.rows[0], block.columns[0]), block) for i, of in enumerate(blocks) for block in of]
         self.schedule = Schedule.of(keyed, refresh_of)
         self._places, self._refresh_of = places, refresh_of
-        self._single = {i: (i, of[0].rows[0], of[0].columns[0]) for i, of in enumerate(blocks) if len(of) == 1}
-        """Parameters that are one block: only those start anew with their first basis."""
+        alone = [(i, of[0]) for i, of in enumerate(blocks) if starts_anew and len(of) == 1]
+        self._single = {i: (i, block.rows[0], block.columns[0]) for i, block in alone}
+        """Parameters whose averages start anew with their first basis; blocks of one parameter have one age."""
         self._kept: set[int] = set()
 
     def reset(self) -> None:
@@ -96,7 +100,7 @@ class Turning:
                 alone = self._places[member.parameter].parameter in self._single
                 if alone and member.parameter not in self._kept:  # they were of the identity's coordinates
                     torch._foreach_zero_(parts)
-                else:  # what is known goes along; blocks of one parameter have one age
+                else:
                     torch._foreach_copy_(parts, [carried(V, *member.bases) for V in parts])
 
 

@@ -32,8 +32,9 @@ class MonitorCallback(Callback):
         batch: the batch itself, for data that cannot be indexed; it must be the same in a resumed run.
         autocast: the dtype of autocast for the monitor; ``None`` evaluates in the parameters' own.
         log: log ``adaqn/stored`` and the others through the trainer's loggers, as often as it logs.
-        averaged: validate at the average of :meth:`adaqn.AdaQN.eval`, and leave it in the module when training ends,
-            to be tested and exported.
+        averaged: validate at the average of :meth:`adaqn.AdaQN.eval`, and keep it in the module until the next batch,
+            so that a checkpoint of the best validation holds what was validated; and when training ends, to be tested
+            and exported. Such a checkpoint resumes training like any other.
     """
 
     def __init__(
@@ -72,9 +73,9 @@ class MonitorCallback(Callback):
         for opt in self._optimizers if self.averaged else ():
             opt.eval()
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
         for opt in self._optimizers if self.averaged else ():
-            opt.train()
+            opt.train()  # not before: whoever saves after a validation saves what was validated
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for opt in self._optimizers if self.averaged else ():
