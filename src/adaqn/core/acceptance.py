@@ -22,9 +22,12 @@ CEILING = 10.0
 the standard error as they raise the mean."""
 SMALLEST_MULTIPLIER = 2.0**-80
 """D15: 24 decades below the step size asked for; what is rejected there is not rejected for its length."""
-BEST_FADES = 0.1
+BEST_FADES = 0.5
 """D23: by which share of its distance to the anchor the best loss is forgotten when it rejects a cycle: the best of
-many sets of a rotating monitor is partly luck, and nothing is held against the weights for ever."""
+many averages is partly luck, and nothing is held against the weights for ever."""
+NOTICEABLE = 0.3
+"""D38: the paired test rejects no rise below so many standard errors of the mean loss itself. Differences of paired
+losses can be certain and far too small to matter, for steps of any length."""
 GROUPS = 16
 """D23: what is remembered of the losses at the best average: the means of so many groups of them."""
 ROUNDING = 2.0
@@ -71,10 +74,10 @@ class FactorTest:
 class PairedTest:
     """Reject when the mean of the paired differences exceeds ``level`` of its standard errors.
 
-    With dᵢ = new_i − old_i over N examples, rejected if mean(d) > level · std(d)/√N and beyond rounding. Most of the
-    spread of losses between examples is the same at both points and cancels, so a hundred examples see changes far
-    below the paper's 1 %, and do not take for worse what is noise: at level 3 about one cycle in a thousand that
-    changed nothing (of differences with a long tail, more: they are not normal).
+    With dᵢ = new_i − old_i over N examples, rejected if mean(d) > level · std(d)/√N, and above 0.3 · std(old)/√N (D38)
+    and rounding. Most of the spread of losses between examples is the same at both points and cancels, so a hundred
+    examples see changes of a few percent, and do not take for worse what is noise: at level 3 about one cycle in a
+    thousand that changed nothing (of differences with a long tail, more: they are not normal).
 
     The rest is as for the factor test: a new mean that is not finite is rejected (D5), an old one that is not finite
     cannot judge (D7). Where there are no pairs (:meth:`applies`), the factor test decides.
@@ -104,9 +107,10 @@ class PairedTest:
         found = self._difference(new, old)
         if found is None:
             return self.fallback(new, old)
-        mean, error, usual = found
+        mean, error, usual, spread = found
         rounding = ROUNDING * torch.finfo(new.dtype).eps if new.is_floating_point() else 0.0
-        return mean > rounding * usual and (mean > self.level * error or mean > (CEILING - 1.0) * usual)
+        matters = mean > max(rounding * usual, NOTICEABLE * spread)
+        return matters and (mean > self.level * error or mean > (CEILING - 1.0) * usual)
 
     def settles(self, new: Tensor, old: Tensor, share: float) -> bool:
         """Do these losses, of that share of the examples, tell that those of all would not reject? (D35)
@@ -122,11 +126,14 @@ class PairedTest:
         found = self._difference(new, old)
         if found is None:
             return False
-        mean, error, _ = found
+        mean, error, *_ = found
         return mean <= most_lenient(share, self.level) * error and not self(new, old)
 
-    def _difference(self, new: Tensor, old: Tensor) -> tuple[float, float, float] | None:
-        """Mean and standard error of the paired differences, and the mean size of the old losses, in one unit."""
+    def _difference(self, new: Tensor, old: Tensor) -> tuple[float, float, float, float] | None:
+        """Mean and standard error of the paired differences, mean size of the old losses, standard error of their mean.
+
+        All in one unit.
+        """
         if not self.applies(new, old) or not math.isfinite(mean_loss(old)) or not math.isfinite(mean_loss(new)):
             return None
         difference = new.double() - old.double()
@@ -134,8 +141,9 @@ class PairedTest:
         if scale == 0.0 or not math.isfinite(scale):
             return None
         difference /= scale  # squares of very large or small losses would leave the range of numbers
-        usual = float((old.double() / scale).abs().mean())  # a mean near zero says nothing about their size
-        return *mean_and_error(difference), usual
+        before = old.double() / scale
+        usual = float(before.abs().mean())  # a mean near zero says nothing about their size
+        return *mean_and_error(difference), usual, mean_and_error(before)[1]
 
     def has_climbed(self, new: Tensor, old: Tensor, best: Tensor) -> bool:
         """Is the loss worse than the best so far beyond noise, by cycles each of which was within it? (D23)

@@ -20,7 +20,7 @@ class EachExample:
 
     torch's losses, modules and functions alike, have a ``reduction`` that is "mean" by default; with "none" they tell
     what they averaged. That is taken only if it is the same mean: with class weights, or targets to be ignored, it is
-    not, and the first call finds that out.
+    not. Every call compares the two until ``is_checked`` says that the targets have been seen.
 
     >>> output, target = torch.randn(4, 3), torch.tensor([0, 2, 1, 1])
     >>> EachExample(nn.CrossEntropyLoss())(output, target).shape
@@ -29,23 +29,23 @@ class EachExample:
     torch.Size([])
     """
 
-    def __init__(self, loss_fn: LossFunction) -> None:
-        self.loss_fn = loss_fn
+    def __init__(self, loss_fn: LossFunction, batch_dim: int = 0) -> None:
+        self.loss_fn, self.batch_dim = loss_fn, batch_dim
         self.apart = _without_reduction(loss_fn)
-        self.checked = False
+        self.is_checked = False
 
     def __call__(self, output: object, target: object) -> Tensor:
         if self.apart is None:
             return self.loss_fn(output, target)
         losses = self.apart(output, target)
         if losses.dim() > 1:
-            losses = losses.flatten(1).mean(1)
-        if not self.checked:
+            examples = self.batch_dim if -losses.dim() <= self.batch_dim < losses.dim() else 0
+            losses = losses.movedim(examples, 0).flatten(1).mean(1)
+        if not self.is_checked:
             whole = self.loss_fn(output, target)
             if losses.dim() != 1 or whole.dim() != 0 or not _close(losses.mean(), whole):
                 self.apart = None
                 return whole
-            self.checked = True
         return losses
 
 

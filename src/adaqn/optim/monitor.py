@@ -46,7 +46,7 @@ class Monitor:
         batch: ``(*inputs, target)`` or a mapping.
         autocast: the dtype of autocast, or ``None`` to evaluate in the parameters' dtype.
         chunk: number of examples at a time, if all of them do not fit in memory.
-        batch_dim: the dimension of the examples in the tensors of the batch, for ``chunk``.
+        batch_dim: the dimension of the examples in the tensors of the batch, and in losses of several dimensions.
 
     >>> model = nn.Linear(3, 1)
     >>> monitor = Monitor(model, nn.MSELoss(), (torch.randn(8, 3), torch.randn(8, 1)))
@@ -66,16 +66,19 @@ class Monitor:
     ) -> None:
         check_batch(batch, whole=loss_fn is None)
         self._tried_on: torch.device | None = None
+        self._compared: dict[int, Any] = {}
+        """Batches of which all examples have been seen, by their identity: there the losses of examples are known to
+        have the mean of ``loss_fn``."""
         self.is_scalar = False
         """Did it return one number for the whole batch?"""
         self.was_nan = False
         """Was its loss nan when it was first evaluated?"""
         self.model = model
+        self.batch_dim = batch_dim
         self.loss_fn = loss_fn
         self.batch = batch
         self.autocast = autocast
         self.chunk = None if chunk is None else at_least_one("chunk", chunk)
-        self.batch_dim = batch_dim
         if is_ready(model, batch):
             self._evaluate()
 
@@ -131,6 +134,8 @@ class Monitor:
 
         It is called once for each chunk; what it is called with adds up to that mean.
         """
+        if id(self.batch) not in self._compared:
+            self._evaluate()  # once for each batch: what is found out there would come too late here
         model, found = without_ddp(self.model), []
         with undisturbed(model, backward=True), self._precision():
             for part, size, share in self._parts(examples, within):
@@ -142,6 +147,24 @@ class Monitor:
         return joined(found)
 
     def _losses(self, examples: slice | None) -> Tensor:
+        each = self._each
+        apart = None if each is None else each.apart
+        if each is not None:
+            each.is_checked = id(self.batch) in self._compared
+        found = self._in_parts(examples)
+        if each is not None and each.apart is not apart:  # a later chunk told that these are not losses of examples
+            found = self._in_parts(examples)
+            if self.chunk is not None:
+                warn(
+                    "the mean that loss_fn returns is not that of its losses of examples, as with class weights or "
+                    "targets to be ignored: the monitor averages the means of chunks, each by its examples. Return "
+                    "one loss per example from a loss_fn of your own"
+                )
+        if examples is None:
+            self._compared[id(self.batch)] = self.batch
+        return found
+
+    def _in_parts(self, examples: slice | None) -> Tensor:
         return joined([(self._loss_on(part, self.model), size) for part, size, _ in self._parts(None, examples)])
 
     def _loss_on(self, part: Any, model: nn.Module) -> Any:
@@ -169,8 +192,8 @@ class Monitor:
 
     @loss_fn.setter
     def loss_fn(self, loss_fn: LossFunction | None) -> None:
-        self._each = None if loss_fn is None else EachExample(loss_fn)
-        self._tried_on = None
+        self._each = None if loss_fn is None else EachExample(loss_fn, self.batch_dim)
+        self._tried_on, self._compared = None, {}
 
     @property
     def is_tried(self) -> bool:
@@ -186,13 +209,14 @@ class Monitor:
         if not isinstance(losses, Tensor) or losses.dim() < 2 or losses.numel() == 0:
             return losses
         losses, count = widened(losses), first_length(part, self.batch_dim)
-        if len(losses) == count:
-            return losses.flatten(1).mean(1)
+        examples = self.batch_dim if -losses.dim() <= self.batch_dim < losses.dim() else 0
+        if losses.shape[examples] == count:
+            return losses.movedim(examples, 0).flatten(1).mean(1)
         if not self.is_tried:
             warn(
                 f"loss_fn returned losses of shape {tuple(losses.shape)} for a batch of {count} examples: the monitor "
-                "uses only their mean, and cannot estimate its noise. Return one loss per example, in the first "
-                "dimension"
+                "uses only their mean, and cannot estimate its noise. Return one loss per example, in the dimension "
+                "of the examples (batch_dim)"
             )
         return losses.mean()
 

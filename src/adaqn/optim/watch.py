@@ -57,6 +57,8 @@ class Watch:
         self._cutter = Cutter(monitor, self.judge)
         self._at_candidate: list[Tensor] = []
         """The losses there, look by look."""
+        self._batch = getattr(monitor, "batch", None)
+        """What the losses are of, where that is known."""
         self.forget_anchor()
 
     def forget_anchor(self) -> None:
@@ -148,6 +150,8 @@ class Watch:
         if not self._at_anchor:
             self._at_anchor = on_host(*self._losses_at(state, state.anchor, parts))
         old = together(self._at_anchor[: len(parts)])
+        if old.shape != new.shape:
+            raise ValueError(_lengths(new, old))
         if math.isfinite(mean_loss(old)):
             return Losses(new=new, old=old, first=first)
         if is_finite and not started:
@@ -233,8 +237,8 @@ class Watch:
         """
         asked = self.judge.test is not None or state.curvature.needs_monitor
         watches = self.monitor is not None and asked
-        rotates = watches and hasattr(self.monitor, "advance")
-        error = self._turned(state) if rotates else None
+        error = self._turned(state) if watches and hasattr(self.monitor, "advance") else None
+        rotates = watches and self._has_new_batch()
         several = state.flat.processes.count > 1
         told = on_host(summary)[0].tolist() if several else [0.0] * len(summary)
         about = (*told, watches, rotates, self._known_looks(), self._cutter.examples(state.curvature))
@@ -257,6 +261,8 @@ class Watch:
         looks = self._cutter.agreed(state, examples, watching, lambda: self.placed(state, state.anchor))
         self._at_anchor = self._at_anchor[: int(min(known)) if looks == self.looks else 0]
         self.looks = looks
+        if any(rotating):
+            state.forget_best()  # D23: it is of other examples
         return any(watching), any(rotating), is_number
 
     def _turned(self, state: State) -> Exception | None:
@@ -266,10 +272,17 @@ class Watch:
             monitor.advance()
         except Exception as error:
             return error
-        self.forget_anchor()  # values are never compared across sets
         if isinstance(monitor, RotatingMonitor):
             state.counters.monitor_position = monitor.position
         return None
+
+    def _has_new_batch(self) -> bool:
+        """Has it another batch than in the last cycle, or may it have? What was said of another does not compare."""
+        if not hasattr(self.monitor, "advance") and getattr(self.monitor, "batch", None) is self._batch:
+            return False
+        self._batch = getattr(self.monitor, "batch", None)
+        self.forget_anchor()
+        return True
 
     def _losses_at(self, state: State, vector: Tensor, parts: Sequence[slice | None] = ONE.parts) -> list[Tensor]:
         """Of each of these parts of the batch, to be made small."""
@@ -333,6 +346,17 @@ def check_first_loss(loss: float, monitor: Monitor, state: State) -> None:
             "the monitor returned nan at the weights before the first step, which are finite, so it could judge no "
             "cycle: look for nan in the monitoring batch and its loss_fn. Nothing has changed yet"
         )
+
+
+def _lengths(new: Tensor, old: Tensor) -> str:
+    def named(losses: Tensor) -> str:
+        return f"{losses.numel()} losses" if losses.dim() else "one loss for all examples"
+
+    return (
+        f"the monitor returned {named(new)}, and {named(old)} at the last accepted average: it must return the losses "
+        "of the same examples every time. The weights are as the steps of this cycle left them, and nothing is lost: "
+        "to monitor other examples assign a new function to opt.monitor, and go on"
+    )
 
 
 def together(looks: Sequence[Tensor]) -> Tensor:
