@@ -29,13 +29,16 @@ import torch
 from torch import Tensor
 
 from adaqn.core.acceptance import (
+    BEST_FADES,
     NONFINITE_PATIENCE,
     SMALLEST_MULTIPLIER,
     PairedTest,
+    as_risen,
     faded,
     grouped,
     is_rejected,
     mean_of_groups,
+    risen,
 )
 from adaqn.core.growth import after_accepted, after_rejected
 from adaqn.core.looks import is_by_all
@@ -70,17 +73,23 @@ def two_loop(g: Tensor, S: list[Tensor], Y: list[Tensor], H0: Tensor) -> Tensor:
 
 
 def paired_verdict(
-    new: Tensor, old: Tensor, best: Tensor, test: PairedTest, first_look: int
+    new: Tensor, old: Tensor, best: Tensor, test: PairedTest, first_look: int, *, rotates: bool = False
 ) -> tuple[bool, bool, Tensor]:
     """(Is the cycle rejected? Because it has climbed? The best losses so far): line 12 from losses of single examples.
 
-    D35: the first few examples may settle it. If they do not, all of them judge, and only then is there a D23.
+    D35: the first few examples may settle it. If they do not, all of them judge, and only then is there a D23. Where
+    sets of examples take turns, the best is known by how far the loss has risen since, cycle by cycle.
     """
-    n = first_look
+    n, rise = first_look, risen(best)
     if 0 < 2 * n <= len(new) and test.settles(new[:n], old[:n], n / len(new)):
-        return False, False, best
+        further = float(new[:n].mean()) - float(old[:n].mean())
+        return False, False, as_risen(max(0.0, rise + further)) if rotates else best
     if test(new, old):
         return True, False, best
+    if rotates:
+        if test.has_climbed(new, old, grouped(old) - rise):  # D23
+            return True, True, as_risen((1.0 - BEST_FADES) * rise)
+        return False, False, as_risen(max(0.0, rise + float(new.mean()) - float(old.mean())))
     best = min(best, grouped(old), key=mean_of_groups)
     if test.has_climbed(new, old, best):  # D23
         return True, True, faded(best, old)
@@ -186,7 +195,8 @@ def adaqn(
                 worse = is_rejected(float(f_new.mean()), float(f_old.mean()), gamma)
             else:
                 first = 0 if is_by_all(cycles + 1) else first_look
-                worse, climbed, best = paired_verdict(f_new, f_old, best, paired, first)
+                turns = hasattr(monitor, "advance")
+                worse, climbed, best = paired_verdict(f_new, f_old, best, paired, first, rotates=turns)
             if worse:  # l. 12
                 outcome = Outcome.REJECTED
                 rejections = rejections + 1 if not S else 0

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import inside
-from adaqn import Adagrad, Kronecker, PairOptions, RejectOptions, Scaling
+from adaqn import Adagrad, AdaQN, Kronecker, PairOptions, RejectOptions, Scaling
 from oracles import (
     NO_PAIRS,
     SMALL,
@@ -38,9 +38,9 @@ def saved_and_loaded(state_dict):
 class PlainSOAP:
     """SOAP without momentum for one matrix, written for reading, with the refreshment of one side after the other's."""
 
-    def __init__(self, W, lr, beta, eps, frequency, later=0):
+    def __init__(self, W, lr, beta, eps, frequency, later=0, *, starts_anew=True):
         self.W, self.lr, self.beta, self.eps, self.frequency = W.clone(), lr, beta, eps, frequency
-        self.later = later
+        self.later, self.starts_anew = later, starts_anew
         self.L, self.R = W.new_zeros(len(W), len(W)), W.new_zeros(W.shape[1], W.shape[1])
         self.V, self.t = torch.zeros_like(W), -1
 
@@ -49,12 +49,14 @@ class PlainSOAP:
         if self.t > 0:
             rotated = self.QL.T @ G @ self.QR
             self.V = self.beta * self.V + (1 - self.beta) * rotated**2
-            corrected = self.V / (1 - self.beta**self.t)
+            corrected = self.V / (1 - self.beta ** (self.t + (not self.starts_anew)))
             self.W -= self.lr * self.QL @ (rotated / (corrected.sqrt() + self.eps)) @ self.QR.T
         self.L = self.beta * self.L + (1 - self.beta) * G @ G.T
         self.R = self.beta * self.R + (1 - self.beta) * G.T @ G
         if self.t == 0:
             self.QL, self.QR = (torch.linalg.eigh(A).eigenvectors.flip(1) for A in (self.L, self.R))
+            if not self.starts_anew:
+                self.V = (1 - self.beta) * (self.QL**2).T @ G**2 @ self.QR**2
             return
         if self.t % self.frequency == 0:
             order = torch.argsort((self.QL.T @ self.L @ self.QL).diagonal(), descending=True)
@@ -66,13 +68,20 @@ class PlainSOAP:
             self.V = self.V[:, order]
 
 
+class AsSOAP(Kronecker):
+    """Forgets its first gradient, as SOAP does, which has it in no average at all."""
+
+    starts_anew = True
+
+
+@pytest.mark.parametrize("kind", [Kronecker, AsSOAP])
 @pytest.mark.parametrize("refresh, later", [(1, 0), (4, 2)])
-def test_without_pairs_it_is_soap_without_momentum(refresh, later):
-    """Of which the first gradient makes no step; ours is Adam's there."""
+def test_without_pairs_it_is_soap_without_momentum(refresh, later, kind):
+    """Of which the first gradient makes no step; ours is Adam's there, and V goes along into the first basis (D31)."""
     W = torch.randn(5, 4, dtype=torch.float64)
-    soap = PlainSOAP(W, lr=0.01, beta=0.9, eps=1e-8, frequency=refresh, later=later)
+    soap = PlainSOAP(W, lr=0.01, beta=0.9, eps=1e-8, frequency=refresh, later=later, starts_anew=kind is AsSOAP)
     w = nn.Parameter(W.clone())
-    opt = quiet([w], lr=0.0, scaling=Kronecker(0.9, refresh=refresh), pairs=NO_PAIRS)
+    opt = quiet([w], lr=0.0, scaling=kind(0.9, refresh=refresh), pairs=NO_PAIRS)
     for _ in range(40):
         G = torch.randn(5, 4, dtype=torch.float64) + soap.W
         soap.step(G)
@@ -91,13 +100,29 @@ def test_the_first_step_is_adams():
     torch.testing.assert_close(w.detach(), -0.1 * G.sign(), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_that_the_second_batch_does_not_have_are_not_thrown_away(dtype):
+    """An embedding: momentum remembers the first gradient there, and V must too."""
+    torch.manual_seed(0)
+    table = nn.Embedding(50, 8, dtype=dtype)
+    before = table.weight.detach().clone()
+    opt = AdaQN(table.parameters(), lr=0.01, reject="none", warm_up=0)
+    for words in (torch.arange(20), torch.arange(20, 40), torch.arange(20, 40), torch.arange(40, 50)):
+        opt.zero_grad()
+        (table(words) - torch.randn(len(words), 8, dtype=dtype)).square().sum().backward()
+        opt.step()
+    moved = (table.weight.detach() - before).abs().amax(1)
+    assert float(moved[:20].max()) < 4 * 4 * 0.01
+    assert float(moved[:20].min()) > 0.0
+
+
 def test_it_is_the_soap_that_people_use():
     """An implementation of others, whose bases are float32, with all of them refreshed at each step: five digits."""
     SOAP = pytest.importorskip("pytorch_optimizer").SOAP
     start = torch.randn(4, 3, dtype=torch.float64)
     ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
     soap = SOAP([theirs], lr=0.01, betas=(0.0, 0.95), weight_decay=0.0, eps=1e-12, precondition_frequency=1)
-    opt = quiet([ours], lr=0.0, scaling=Kronecker(eps=1e-12, refresh=1), pairs=NO_PAIRS)
+    opt = quiet([ours], lr=0.0, scaling=AsSOAP(eps=1e-12, refresh=1), pairs=NO_PAIRS)
     for _ in range(25):
         ours.grad = torch.randn(4, 3, dtype=torch.float64) + ours.detach()
         theirs.grad = ours.grad.clone()
@@ -210,7 +235,7 @@ def test_matrices_are_saved_by_parameter_and_vectors_have_none():
     assert state[2]["scaling_left_basis"].shape == (2, 2)
     assert state[2]["scaling_right_average"].shape == (3, 3)
     assert not [name for name in state[1] if "basis" in name]
-    assert (state[1]["scaling_seen"], state[1]["scaling_step"], state[2]["scaling_step"]) == (23, 23, 22)
+    assert (state[1]["scaling_seen"], state[1]["scaling_step"], state[2]["scaling_step"]) == (23, 23, 23)
 
 
 def test_a_state_with_other_sides_is_refused_and_nothing_changes():

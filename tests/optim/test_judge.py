@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import replace
 from itertools import pairwise, product
 from math import inf, nan
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from adaqn import AdaQN, Monitor, Outcome, RejectOptions, RotatingMonitor
-from adaqn.core.acceptance import GROUPS, FactorTest, PairedTest, grouped, mean_of_groups
+from adaqn.core.acceptance import GROUPS, FactorTest, PairedTest, as_risen, grouped, mean_of_groups, risen
 from adaqn.core.acceptance import SMALLEST_MULTIPLIER as FLOOR
 from adaqn.optim.events import Counters
 from adaqn.optim.judge import Judge, Losses
@@ -184,7 +185,18 @@ def test_groups_of_losses(count):
 def test_rounding_is_no_rise():
     old = torch.rand(128) + 1.0
     assert not PairedTest()(torch.nextafter(old, torch.full_like(old, 9.0)), old)
-    assert PairedTest()(old + 1e-3, old)
+    same = torch.full((128,), 1.5)  # losses without a spread: any rise matters
+    assert not PairedTest()(torch.nextafter(same, torch.full_like(same, 9.0)), same)
+    assert PairedTest()(same + 1e-3, same)
+
+
+@pytest.mark.parametrize("spreads", [0.25, 0.35])
+def test_a_rise_far_below_the_noise_of_the_loss_itself_is_no_reason(spreads):
+    """D38: with all examples higher by the same, the paired differences have no noise at all."""
+    old = noisy(1.0, 1)
+    error = float(old.std()) / len(old) ** 0.5
+    assert PairedTest(3.0)(old + spreads * error, old) == (spreads > 0.3)
+    assert PairedTest(1.0)(old + spreads * error, old), "the level scales both"
 
 
 # ---------------------------------------------------------------------- verdicts
@@ -275,10 +287,36 @@ def test_a_verdict_halves_the_steps_once_and_not_below_the_floor(name):
 def test_the_best_loss_fades_only_when_it_rejects():
     known, best = counters(), BEST.clone()
     Judge(PAIRED).verdict(CLIMB, known, 3, best).apply_to(known, best)
-    torch.testing.assert_close(best, BEST + 0.1 * (grouped(CLIMB.old) - BEST))
+    torch.testing.assert_close(best, BEST + 0.5 * (grouped(CLIMB.old) - BEST))
     better = Losses(new=noisy(0.5, 3), old=noisy(1.25, 2))
     Judge(PAIRED).verdict(better, known, 3, best).apply_to(known, best)
     assert torch.equal(best, grouped(better.new))
+
+
+def test_of_a_rotating_monitor_rises_are_added_up_and_no_set_is_compared_with_another():
+    """D23: one set is ten times as hard as the other, and nothing is made of it; a climb of many cycles is found."""
+    judge, known, best = Judge(PAIRED), counters(), grouped(torch.tensor(math.inf))
+    for k in range(40):  # each cycle lowers its own set's loss a little
+        old = noisy(1.0 if k % 2 else 10.0, k)
+        verdict = judge.verdict(Losses(new=old - 1e-3, old=old, rotating=True), known, 0, best)
+        verdict.apply_to(known, best)
+        assert not verdict.rejected
+        assert risen(best) == 0.0
+    found = []
+    for k in range(40):  # each raises it by a little that would not be noticed
+        old = noisy(1.0 if k % 2 else 1.5, k)
+        verdict = judge.verdict(Losses(new=old + 0.02, old=old, rotating=True), known, 0, best)
+        verdict.apply_to(known, best)
+        found.append(verdict.why)
+    assert set(found) == {"", "climbed"}
+    assert found.index("climbed") == pytest.approx(3.0 / (0.02 * 128**0.5), abs=6)
+
+
+def test_a_batch_of_ones_own_forgets_what_rotating_sets_said():
+    best, known = as_risen(0.7), counters()
+    fixed = Losses(new=noisy(1.0, 1) + 0.01, old=noisy(1.0, 1))
+    Judge(PAIRED).verdict(fixed, known, 0, best).apply_to(known, best)
+    assert torch.equal(best, grouped(fixed.old))
 
 
 def test_weights_that_are_lost_count_where_there_is_a_window():

@@ -378,7 +378,7 @@ def test_one_of_the_others_is_found_by_the_next_look_at_all():
     walk.go(0.0, 2.0)
     assert walk.outcomes()[-1] == "skipped"
     with pytest.warns(UserWarning, match=r"only the first look at 32 examples judges a cycle"):
-        walk.go(-0.1)  # worse on the first look, so all are looked at: the anchor's are not finite
+        walk.go(-0.2)  # worse on the first look, so all are looked at: the anchor's are not finite
     assert walk.outcomes()[-1] == "rejected", "by the first look"
 
 

@@ -161,12 +161,12 @@ def test_differences_decide_and_not_the_spread_of_the_losses():
     problem = NoisyValley()
     model, events = Vector(problem.w0), []
     spread = torch.tensor([1.0, 100.0, 3.0, 50.0], dtype=torch.float64)
-    wobble = torch.tensor([5.0, -4.0, 3.0, -2.0], dtype=torch.float64)
-    answers = iter([spread, spread + wobble, spread + 0.1])
+    wobble = torch.tensor([25.0, -14.0, 18.0, -9.0], dtype=torch.float64)
+    answers = iter([spread, spread + wobble, spread + 9.0])  # 9 is 0.38 standard errors of the mean loss (D38)
     opt = as_printed(
         model.parameters(), monitor=lambda: next(answers), cycle_length=1, reject="paired", on_cycle=events.append
     )
-    run(opt, model, problem, range(2))  # the mean rose by 0.5, which four such differences cannot tell from nothing
+    run(opt, model, problem, range(2))  # the mean rose by 5, which four such differences cannot tell from nothing
     inside.set_anchor_losses(opt, spread)
     run(opt, model, problem, range(2, 3))
     assert [e.outcome for e in events] == [Outcome.STARTED, Outcome.STORED, Outcome.REJECTED]

@@ -25,9 +25,9 @@ SMALLEST_MULTIPLIER = 2.0**-80
 BEST_FADES = 0.5
 """D23: by which share of its distance to the anchor the best loss is forgotten when it rejects a cycle: the best of
 many averages is partly luck, and nothing is held against the weights for ever."""
-NOTICEABLE = 0.3
-"""D38: the paired test rejects no rise below so many standard errors of the mean loss itself. Differences of paired
-losses can be certain and far too small to matter, for steps of any length."""
+NOTICEABLE = 0.1
+"""D38: the paired test rejects no rise below so many of its levels of standard errors of the mean loss itself.
+Differences of paired losses can be certain and far too small to matter, for steps of any length."""
 GROUPS = 16
 """D23: what is remembered of the losses at the best average: the means of so many groups of them."""
 ROUNDING = 2.0
@@ -74,10 +74,10 @@ class FactorTest:
 class PairedTest:
     """Reject when the mean of the paired differences exceeds ``level`` of its standard errors.
 
-    With dᵢ = new_i − old_i over N examples, rejected if mean(d) > level · std(d)/√N, and above 0.3 · std(old)/√N (D38)
-    and rounding. Most of the spread of losses between examples is the same at both points and cancels, so a hundred
-    examples see changes of a few percent, and do not take for worse what is noise: at level 3 about one cycle in a
-    thousand that changed nothing (of differences with a long tail, more: they are not normal).
+    With dᵢ = new_i − old_i over N examples, rejected if mean(d) > level · std(d)/√N, and above rounding and a tenth of
+    level · std(old)/√N (D38). Most of the spread of losses between examples is the same at both points and cancels, so
+    a hundred examples see changes of a few percent, and do not take for worse what is noise: at level 3 about one cycle
+    in a thousand that changed nothing (of differences with a long tail, more: they are not normal).
 
     The rest is as for the factor test: a new mean that is not finite is rejected (D5), an old one that is not finite
     cannot judge (D7). Where there are no pairs (:meth:`applies`), the factor test decides.
@@ -109,7 +109,7 @@ class PairedTest:
             return self.fallback(new, old)
         mean, error, usual, spread = found
         rounding = ROUNDING * torch.finfo(new.dtype).eps if new.is_floating_point() else 0.0
-        matters = mean > max(rounding * usual, NOTICEABLE * spread)
+        matters = mean > max(rounding * usual, NOTICEABLE * self.level * spread)
         return matters and (mean > self.level * error or mean > (CEILING - 1.0) * usual)
 
     def settles(self, new: Tensor, old: Tensor, share: float) -> bool:
@@ -221,3 +221,25 @@ def mean_of_groups(means: Tensor) -> float:
 def faded(best: Tensor, old: Tensor) -> Tensor:
     """The best losses in groups, a little nearer to those at the anchor: they have rejected a cycle (D23)."""
     return torch.where(best.isfinite(), best + BEST_FADES * (grouped(old) - best), best)
+
+
+def risen(best: Tensor) -> float:
+    """How far the loss at the anchor is above the best, where each cycle has examples of its own (D23).
+
+    It is the sum of the rises of cycles, each of its own examples, and in the place of the first group.
+
+    >>> risen(as_risen(0.25)), risen(grouped(torch.ones(32))), risen(grouped(torch.tensor(math.inf)))
+    (0.25, 0.0, 0.0)
+    """
+    is_one = bool(best[0].isfinite()) and not bool(best[1:].isfinite().any())
+    return float(best[0]) if is_one else 0.0
+
+
+def as_risen(rise: float) -> Tensor:
+    """The same as it is remembered."""
+    return grouped(torch.tensor(rise, dtype=torch.float64))
+
+
+def fixed_best(best: Tensor) -> Tensor:
+    """Group means alone: a rise over a rotating monitor's examples says nothing of a fixed batch."""
+    return best if bool(best[1:].isfinite().any()) else torch.full_like(best, math.inf)

@@ -8,7 +8,19 @@ from typing import Literal
 
 from torch import Tensor
 
-from adaqn.core.acceptance import PairedTest, RejectTest, faded, grouped, halves_step, mean_loss, mean_of_groups
+from adaqn.core.acceptance import (
+    BEST_FADES,
+    PairedTest,
+    RejectTest,
+    as_risen,
+    faded,
+    fixed_best,
+    grouped,
+    halves_step,
+    mean_loss,
+    mean_of_groups,
+    risen,
+)
 from adaqn.core.growth import after_rejected
 from adaqn.optim.events import Counters
 
@@ -26,6 +38,8 @@ class Losses:
     """``None`` also where there is nothing to compare with."""
     first: int | None = None
     """D35: so many of them are of the first look, which every cycle has; ``None`` where there are no looks."""
+    rotating: bool = False
+    """Has each cycle examples of its own, so that only rises within a cycle compare (D23)?"""
     unread: tuple[Tensor, ...] = ()
     """Of the second look, on the device: no verdict before they are read, with what else the host must know."""
 
@@ -97,15 +111,21 @@ class Judge:
             return self.rejection("not finite", c, pairs)  # D13
         if new is None or self.test is None:
             return self._kept(c)
-        paired = None if losses.by_first_look or not isinstance(self.test, PairedTest) else self.test
+        test = self.test if isinstance(self.test, PairedTest) else None
+        by_all = test is not None and not losses.by_first_look  # D35: the best is of all examples
         if old is None or not math.isfinite(mean_loss(old)):  # D5, D7: nothing to compare with
-            return self._kept(c, None if paired is None else lowest(best, new))
+            return self._kept(c, lowest(fixed_best(best), new) if by_all and not losses.rotating else None)
         if not math.isfinite(mean_loss(new)) or self.test(new.clone(), old.clone()):  # it may be a user's
             return self.rejection("worse", c, pairs)
-        if paired is None:  # D35: the best is of all examples
+        if test is None or not (by_all or losses.rotating):
             return self._kept(c)
-        best = lowest(best, old)  # D35: the anchor may have been accepted on a first look
-        if paired.has_climbed(new, old, best):  # D23
+        if losses.rotating:
+            rise = risen(best)
+            if by_all and test.has_climbed(new, old, grouped(old) - rise):  # D23
+                return self.rejection("climbed", c, pairs, best=as_risen((1.0 - BEST_FADES) * rise))
+            return self._kept(c, as_risen(max(0.0, rise + mean_loss(new) - mean_loss(old))))
+        best = lowest(fixed_best(best), old)  # D35: the anchor may have been accepted on a first look
+        if test.has_climbed(new, old, best):  # D23
             return self.rejection("climbed", c, pairs, best=faded(best, old))
         return self._kept(c, lowest(best, new))
 

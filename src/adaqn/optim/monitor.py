@@ -66,8 +66,8 @@ class Monitor:
     ) -> None:
         check_batch(batch, whole=loss_fn is None)
         self._tried_on: torch.device | None = None
-        self._compared: dict[int, Any] = {}
-        """Batches of which all examples have been seen, by their identity: there the losses of examples are known to
+        self._compared: dict[tuple[int, int, int], Any] = {}
+        """Batches, by their identity, and parts of them that have been seen: there the losses of examples are known to
         have the mean of ``loss_fn``."""
         self.is_scalar = False
         """Did it return one number for the whole batch?"""
@@ -134,8 +134,8 @@ class Monitor:
 
         It is called once for each chunk; what it is called with adds up to that mean.
         """
-        if id(self.batch) not in self._compared:
-            self._evaluate()  # once for each batch: what is found out there would come too late here
+        if not self._was_compared(within):
+            self._evaluate(within)  # once for each batch: what is found out there would come too late here
         model, found = without_ddp(self.model), []
         with undisturbed(model, backward=True), self._precision():
             for part, size, share in self._parts(examples, within):
@@ -150,7 +150,7 @@ class Monitor:
         each = self._each
         apart = None if each is None else each.apart
         if each is not None:
-            each.is_checked = id(self.batch) in self._compared
+            each.is_checked = self._was_compared(examples)
         found = self._in_parts(examples)
         if each is not None and each.apart is not apart:  # a later chunk told that these are not losses of examples
             found = self._in_parts(examples)
@@ -160,9 +160,15 @@ class Monitor:
                     "targets to be ignored: the monitor averages the means of chunks, each by its examples. Return "
                     "one loss per example from a loss_fn of your own"
                 )
-        if examples is None:
-            self._compared[id(self.batch)] = self.batch
+        self._compared[self._key(examples)] = self.batch
         return found
+
+    def _key(self, examples: slice | None) -> tuple[int, int, int]:
+        part = (-1, -1) if examples is None else (examples.start, examples.stop)
+        return id(self.batch), *part
+
+    def _was_compared(self, examples: slice | None) -> bool:
+        return self._key(None) in self._compared or self._key(examples) in self._compared
 
     def _in_parts(self, examples: slice | None) -> Tensor:
         return joined([(self._loss_on(part, self.model), size) for part, size, _ in self._parts(None, examples)])

@@ -137,7 +137,7 @@ class Watch:
         self._at_anchor = [*self._at_anchor, *found[len(parts) :]]
         if not is_number or not state.tally.finite:
             return Losses(is_number)
-        losses = self._compared(state, parts, started=started, rotates=rotates)
+        losses = replace(self._compared(state, parts, started=started, rotates=rotates), rotating=rotates)
         return losses if len(parts) == len(self.looks.parts) else self._unless_settled(state, candidate, losses)
 
     def _compared(self, state: State, parts: Sequence[slice | None], *, started: bool, rotates: bool) -> Losses:
@@ -237,13 +237,16 @@ class Watch:
         """
         asked = self.judge.test is not None or state.curvature.needs_monitor
         watches = self.monitor is not None and asked
-        error = self._turned(state) if watches and hasattr(self.monitor, "advance") else None
-        rotates = watches and self._has_new_batch()
+        rotates = watches and hasattr(self.monitor, "advance")
+        error = self._turned(state) if rotates else None
+        is_new = watches and self._has_new_batch()
+        if is_new or rotates:
+            self.forget_anchor()
         several = state.flat.processes.count > 1
         told = on_host(summary)[0].tolist() if several else [0.0] * len(summary)
-        about = (*told, watches, rotates, self._known_looks(), self._cutter.examples(state.curvature))
+        about = (*told, watches, rotates, is_new, self._known_looks(), self._cutter.examples(state.curvature))
         rows = state.flat.processes.agreed("the monitor", error, *about, *state.flat.fingerprints(candidate))
-        squares, _, _, watching, rotating, known, examples, w, w_norm, g, g_norm = zip(*rows, strict=True)
+        squares, _, _, watching, rotating, new, known, examples, w, w_norm, g, g_norm = zip(*rows, strict=True)
         is_number = all(map(math.isfinite, squares)) if several else None  # D13
         if several:
             state.learn(torch.tensor(told))  # its own: another process may have been asked before
@@ -261,8 +264,8 @@ class Watch:
         looks = self._cutter.agreed(state, examples, watching, lambda: self.placed(state, state.anchor))
         self._at_anchor = self._at_anchor[: int(min(known)) if looks == self.looks else 0]
         self.looks = looks
-        if any(rotating):
-            state.forget_best()  # D23: it is of other examples
+        if any(new) and not any(rotating):
+            state.forget_best()  # D23: it is of examples that are not looked at any more
         return any(watching), any(rotating), is_number
 
     def _turned(self, state: State) -> Exception | None:
@@ -277,12 +280,10 @@ class Watch:
         return None
 
     def _has_new_batch(self) -> bool:
-        """Has it another batch than in the last cycle, or may it have? What was said of another does not compare."""
-        if not hasattr(self.monitor, "advance") and getattr(self.monitor, "batch", None) is self._batch:
-            return False
-        self._batch = getattr(self.monitor, "batch", None)
-        self.forget_anchor()
-        return True
+        """Was it given another batch since the last cycle? What was said of the one before does not compare."""
+        batch = getattr(self.monitor, "batch", None)
+        is_new, self._batch = batch is not self._batch, batch
+        return is_new
 
     def _losses_at(self, state: State, vector: Tensor, parts: Sequence[slice | None] = ONE.parts) -> list[Tensor]:
         """Of each of these parts of the batch, to be made small."""
