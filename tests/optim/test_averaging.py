@@ -1,6 +1,7 @@
 """The growing average, and the modes in which it is in the place of the weights (D33)."""
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -179,19 +180,21 @@ def test_a_step_is_refused_while_the_average_is_in_place(call):
 
 @pytest.mark.parametrize("way", ["state_dict", "deepcopy"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_saved_in_eval_mode_the_run_goes_on_as_if_it_had_not_stopped(way, dtype):
+@pytest.mark.parametrize("inside", ["eval", "averaged"])
+def test_saved_at_the_average_the_run_goes_on_as_if_it_had_not_stopped(inside, way, dtype):
     model, x, target = problem(dtype)
     opt = AdaQN(model.parameters(), lr=0.02, reject="none")
     for step in range(23):
         gradients(model, x, target, step)
         opt.step()
-    opt.eval()
-    if way == "deepcopy":
-        other, other_opt = copy.deepcopy((model, opt))
-    else:
-        other = copy.deepcopy(model)  # what a checkpoint of the model holds now: the average
-        other_opt = AdaQN(other.parameters(), lr=0.02, reject="none")
-        other_opt.load_state_dict(copy.deepcopy(opt.state_dict()))
+    block = opt.averaged() if inside == "averaged" else nullcontext(opt.eval())
+    with block:
+        if way == "deepcopy":
+            other, other_opt = copy.deepcopy((model, opt))
+        else:
+            other = copy.deepcopy(model)  # what a checkpoint of the model holds now: the average
+            other_opt = AdaQN(other.parameters(), lr=0.02, reject="none")
+            other_opt.load_state_dict(copy.deepcopy(opt.state_dict()))
     with pytest.raises(RuntimeError, match="call train"):
         other_opt.step()
     for m, o in ((model, opt), (other, other_opt)):
@@ -201,6 +204,25 @@ def test_saved_in_eval_mode_the_run_goes_on_as_if_it_had_not_stopped(way, dtype)
             o.step()
     assert torch.equal(weights(model), weights(other))
     assert torch.equal(at_average(model, opt), at_average(other, other_opt))
+
+
+def test_inside_the_block_the_modes_stay():
+    model, x, target = problem()
+    opt = AdaQN(model.parameters(), lr=0.02, reject="none")
+    for step in range(8):
+        gradients(model, x, target, step)
+        opt.step()
+    before = weights(model)
+    with opt.averaged():
+        shown = weights(model)
+        for call in (opt.eval, opt.train, opt.step, opt.reset_history):
+            with pytest.raises(RuntimeError, match=r"inside averaged\(\): leave the block first"):
+                call()
+        assert torch.equal(weights(model), shown)
+    assert torch.equal(weights(model), before)
+    with pytest.raises(KeyError), opt.averaged():
+        raise KeyError
+    assert torch.equal(weights(model), before)
 
 
 def test_its_vector_counts():

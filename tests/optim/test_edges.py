@@ -278,6 +278,8 @@ def test_copies_and_resets_inside_averaged():
             opt.reset_history()
     assert torch.equal(other_model.vector(), average)
     assert not torch.equal(model.vector(), average)
+    other.train()
+    assert torch.equal(other_model.vector(), model.vector())
     run(other, other_model, problem, range(23, 26))
     assert other.stats.steps == 26
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from adaqn import AdaQN, Monitor, RotatingMonitor
+from adaqn import AdaQN, Monitor, PairOptions, RotatingMonitor
 
 
 def regression(examples=64, seed=0):
@@ -40,7 +40,9 @@ def test_a_function_that_returns_another_number_of_losses_is_one_error_and_nothi
     opt = AdaQN(model.parameters(), monitor=losses)
     train(model, opt, 12)
     count = 50
-    with pytest.raises(ValueError, match=r"returned 50 losses, and 60 losses at the last accepted average.*opt.monitor"):
+    with pytest.raises(
+        ValueError, match=r"returned 50 losses, and 60 losses at the last accepted average.*opt.monitor"
+    ):
         train(model, opt, 5)
     opt.monitor = losses
     train(model, opt, 40)
@@ -120,3 +122,48 @@ def test_examples_along_another_dimension(loss_fn, chunk):
 def test_a_copy_of_a_monitor_compares_anew():
     monitor = copy.deepcopy(Monitor(net(), nn.MSELoss(), regression()))
     assert monitor().shape == (64,)
+
+
+PAIRS = PairOptions(curvature="monitored", scale="stored")
+
+
+@pytest.mark.parametrize(
+    "loss_fn",
+    [lambda output, target: (output.detach() - target).square().mean(1), lambda output, _: output.argmax(1).float()],
+    ids=["detached", "argmax"],
+)
+def test_a_loss_without_a_gradient_is_an_error_before_the_first_step(loss_fn):
+    model = net()
+    opt = AdaQN(model.parameters(), monitor=Monitor(model, loss_fn, regression()), pairs=PAIRS)
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(ValueError, match="the monitored loss has no gradient"):
+        train(model, opt, 1)
+    assert all(torch.equal(p, was) for p, was in zip(model.parameters(), before, strict=True))
+    opt.monitor = Monitor(model, nn.MSELoss(), regression())
+    train(model, opt, 20)
+    assert opt.stats.stored > 0
+
+
+def test_a_function_that_returns_a_number_is_told_that_it_has_no_gradient():
+    model = net()
+    x, target = regression()
+    opt = AdaQN(model.parameters(), monitor=lambda: float((model(x) - target).square().mean().detach()), pairs=PAIRS)
+    with pytest.raises(ValueError, match=r"has no gradient.*nothing is lost: assign a corrected function"):
+        train(model, opt, 5)
+
+
+def test_a_monitor_of_another_model_is_noticed():
+    model, other = net(), net()
+    with pytest.warns(UserWarning, match="has none of the parameters that are trained"):
+        train(model, AdaQN(model.parameters(), monitor=Monitor(other, nn.MSELoss(), regression())), 1)
+    opt = AdaQN(model.parameters(), monitor=Monitor(other, nn.MSELoss(), regression()), pairs=PAIRS)
+    with pytest.raises(ValueError, match="is it of another model?"):
+        train(model, opt, 1)
+
+
+@pytest.mark.parametrize(
+    "options, message", [({"autocast": torch.int32}, "autocast"), ({"batch_dim": 5}, "batch_dim=5")]
+)
+def test_arguments_that_mean_nothing(options, message):
+    with pytest.raises(ValueError, match=message):
+        Monitor(net(), nn.MSELoss(), regression(), **options)

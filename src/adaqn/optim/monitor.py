@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from adaqn.core.checks import at_least_one
-from adaqn.evaluation.batches import examples_in, joined, part_of
+from adaqn.evaluation.batches import examples_in, joined, part_of, tensors_in
 from adaqn.evaluation.losses import EachExample, LossFunction, batch_loss, check_batch, monitored_loss, widened
 from adaqn.evaluation.trial import first_length, first_loss, is_ready
 from adaqn.evaluation.undisturbed import precision, undisturbed, without_ddp
@@ -65,6 +65,7 @@ class Monitor:
         batch_dim: int = 0,
     ) -> None:
         check_batch(batch, whole=loss_fn is None)
+        _check_arguments(batch, autocast, batch_dim)
         self._tried_on: torch.device | None = None
         self._compared: dict[tuple[int, int, int], Any] = {}
         """Batches, by their identity, and parts of them that have been seen: there the losses of examples are known to
@@ -247,6 +248,17 @@ class Monitor:
 
     def _precision(self) -> torch.autocast:
         return precision(self.model, self.autocast)
+
+
+def _check_arguments(batch: Any, autocast: torch.dtype | None, batch_dim: int) -> None:
+    if autocast is not None and not (isinstance(autocast, torch.dtype) and autocast.is_floating_point):
+        raise ValueError(f"autocast must be a floating dtype such as torch.bfloat16, or None, got {autocast!r}")
+    lengths = [tensor.dim() for tensor in tensors_in(batch)]
+    if lengths and not any(-dims <= batch_dim < dims for dims in lengths):
+        raise ValueError(
+            f"batch_dim={batch_dim}, and the tensors of the batch have at most {max(lengths)} dimensions: it says "
+            "which one counts examples"
+        )
 
 
 class RotatingMonitor(Monitor):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,10 @@ from adaqn.optim.monitor import Monitor
 from adaqn.parameters.flat import FlatParameters, as_real
 from adaqn.parameters.shards import FlatShards
 
+NO_GRADIENT = (
+    "the monitored loss has no gradient, and curvature='monitored' compares two of them: it may switch gradients off "
+    "(torch.no_grad, .item(), .detach(), argmax), or not depend on the parameters"
+)
 HALF_SCALE = 2.0**12
 """By which a loss in float16 is multiplied before its backward pass: small gradients would become zero."""
 
@@ -85,6 +90,8 @@ class MonitoredPass:
     def __call__(self) -> Tensor:
         losses = self._in_shards() if self.in_shards else self._evaluated(self._add)
         self.count = losses.numel()
+        if not self.in_shards and all(g is None for g in self.gradients):  # another process may have these shards
+            raise ValueError(f"{NO_GRADIENT} that are trained: is it of another model?")
         if self.scale != 1.0:
             torch._foreach_div_([g for g in self.gradients if g is not None], self.scale)
         return losses
@@ -142,6 +149,8 @@ def _evaluated(monitor: Any, backward: Callable[[Tensor], None], examples: int |
     def whole() -> Any:
         with torch.enable_grad():
             loss = monitor()
+            if isinstance(loss, numbers.Real):
+                raise ValueError(NO_GRADIENT)
             if isinstance(loss, Tensor):
                 backward(loss.mean())
         return loss
@@ -151,8 +160,5 @@ def _evaluated(monitor: Any, backward: Callable[[Tensor], None], examples: int |
 
 def _differentiable(loss: Tensor) -> Tensor:
     if not loss.requires_grad:
-        raise ValueError(
-            "the monitored loss has no gradient, and curvature='monitored' compares two of them: does the monitor "
-            "switch gradients off (torch.no_grad, .item(), .detach()), or not depend on the parameters?"
-        )
+        raise ValueError(NO_GRADIENT)
     return loss

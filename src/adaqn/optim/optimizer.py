@@ -402,20 +402,20 @@ class QuasiNewton(Optimizer):
 
         Before the first accepted cycle, and after :meth:`eval`, it changes nothing. With ``averaging=0`` it shows the
         last accepted cycle and allocates a vector on first use; right after a skipped pair it shows the weights once.
+        A state saved inside the block is that of :meth:`eval`: loaded, it goes on after :meth:`train`.
         """
         if self._averaging:
             raise RuntimeError("averaged() was entered twice: leave the first block before the second")
         if self._state is None or not self._state.counters.started or self._evaluating:
             yield
             return
+        self.eval()
         self._averaging = True
         try:
-            average = self._state.keep_accepted()
-            self._show_state()
-            with self._watch.placed(self._state, average):
-                yield
+            yield
         finally:
             self._averaging = False
+            self.train()
 
     @torch.no_grad()
     def eval(self) -> None:
@@ -440,6 +440,8 @@ class QuasiNewton(Optimizer):
     @torch.no_grad()
     def train(self) -> None:
         """Restore the weights after :meth:`eval`. Otherwise it does nothing."""
+        if self._averaging:
+            raise RuntimeError("train() was called inside averaged(): leave the block first")
         self._evaluating_early = False
         state = self._state
         if state is not None and state.iterate is not None:

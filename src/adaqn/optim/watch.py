@@ -34,6 +34,12 @@ SCALAR = (
 )
 
 
+FOREIGN = (
+    "the monitored model has none of the parameters that are trained, so its loss says nothing about the steps: give "
+    "Monitor the model whose parameters the optimizer has"
+)
+
+
 class Watch:
     """A monitor, and what it said of the anchor; ``judge`` is who asks."""
 
@@ -82,12 +88,15 @@ class Watch:
         self.is_checked = True
         monitor = self.monitor if isinstance(self.monitor, Monitor) else None
         untried = monitor is not None and not monitor.is_tried
-        if self.judge.test is None:
+        curvature, alone = state.curvature, state.flat.processes.count == 1 and not isinstance(state.flat, FlatShards)
+        if self.judge.test is None and not (alone and curvature.needs_monitor):
             return
         try:
-            if state.flat.processes.count == 1 and not isinstance(state.flat, FlatShards):
+            if alone:
                 if monitor is not None and (untried or monitor.was_nan):
                     check_first_loss(mean_loss(monitor()), monitor, state)
+                if monitor is not None and isinstance(curvature, MonitoredGradient) and state.is_new:
+                    MonitoredPass(monitor, state.flat, curvature.examples)()  # an error now rather than in mid-run
             elif state.is_new and any(row[0] for row in state.flat.processes.agreed("the monitor", None, untried)):
                 self._losses_at(state, state.anchor)
         except Exception:
@@ -95,6 +104,8 @@ class Watch:
             raise
         if monitor is not None and monitor.is_scalar and isinstance(self.judge.test, PairedTest):
             self.notices.say(SCALAR)
+        if monitor is not None and not {id(p) for p in monitor.model.parameters()} & {id(p) for p in state.flat.params}:
+            self.notices.say(FOREIGN)
 
     def losses(self, state: State, candidate: Tensor) -> Losses:
         """At the candidate and, where there is something to compare, at the anchor.
