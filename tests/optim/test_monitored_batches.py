@@ -40,9 +40,7 @@ def test_a_function_that_returns_another_number_of_losses_is_one_error_and_nothi
     opt = AdaQN(model.parameters(), monitor=losses)
     train(model, opt, 12)
     count = 50
-    with pytest.raises(
-        ValueError, match=r"returned 50 losses, and 60 losses at the last accepted average.*opt.monitor"
-    ):
+    with pytest.raises(ValueError, match=r"50 losses, and 60 losses at the last accepted average.*opt.monitor"):
         train(model, opt, 5)
     opt.monitor = losses
     train(model, opt, 40)
@@ -157,13 +155,11 @@ def test_a_monitor_of_another_model_is_noticed():
     with pytest.warns(UserWarning, match="has none of the parameters that are trained"):
         train(model, AdaQN(model.parameters(), monitor=Monitor(other, nn.MSELoss(), regression())), 1)
     opt = AdaQN(model.parameters(), monitor=Monitor(other, nn.MSELoss(), regression()), pairs=PAIRS)
-    with pytest.raises(ValueError, match="is it of another model?"):
+    with pytest.raises(ValueError, match="is it of another model"):
         train(model, opt, 1)
 
 
-@pytest.mark.parametrize(
-    "options, message", [({"autocast": torch.int32}, "autocast"), ({"batch_dim": 5}, "batch_dim=5")]
-)
-def test_arguments_that_mean_nothing(options, message):
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize("options", [{"autocast": torch.int32}, {"batch_dim": 5}])
+def test_arguments_that_mean_nothing(options):
+    with pytest.raises(ValueError, match=next(iter(options))):
         Monitor(net(), nn.MSELoss(), regression(), **options)
