@@ -14,6 +14,7 @@ ALONE = [
     ("accumulation_and_clipping.py",),
     ("schedulers.py",),
     ("averaged_weights.py",),
+    ("batchnorm.py",),
     ("pinn.py", "--steps=8", "--points=200"),
 ]
 COMPILED = pytest.param(
