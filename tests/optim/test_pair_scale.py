@@ -298,7 +298,7 @@ def test_a_monitor_that_cannot_be_differentiated_is_one_clear_error_and_nothing_
         monitor.batch = (x, target[:12])
         curvature, said = MonitoredGradient(examples=4), "lengths"
     opt = AdaQN(model.parameters(), lr=0.01, monitor=monitor, pairs=PairOptions(curvature=curvature))
-    for _ in range(4):
+    for _ in range(4 if how == "no graph" else 0):  # a Monitor is tried before the first step
         opt.zero_grad()
         model(x).square().mean().backward()
         opt.step()
