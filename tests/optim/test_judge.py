@@ -66,7 +66,7 @@ def test_steps_that_are_far_too_large_still_learn(lr, preset, rotates):
         problem.train(steps)
         later.append(problem.loss())
     assert start > 1.6
-    # Steps this large make a chaos of the last digits: one of three, not each. Without rejections it ends above 6.
+    # Steps this large make a chaos of the last digits: one of three, not each, and no blow-up.
     assert min(later) < start - 0.1
     assert later[-1] < start + 0.3
     assert problem.opt.stats.rejected > 0
