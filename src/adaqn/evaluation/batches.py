@@ -15,7 +15,7 @@ def examples_in(batch: Any, dim: int = 0) -> int:
     >>> examples_in((torch.zeros(5, 2), torch.zeros(5)))
     5
     """
-    sizes = {tensor.shape[dim] for tensor in tensors_in(batch) if -tensor.dim() <= dim < tensor.dim()}
+    sizes = {tensor.shape[dim] for tensor in tensors_in(batch) if has_dim(tensor, dim)}
     if len(sizes) != 1:
         raise ValueError(
             f"a batch is cut along dimension {dim}, where its tensors have the lengths {sorted(sizes)}: they must have "
@@ -31,7 +31,7 @@ def part_of(batch: Any, part: slice, dim: int = 0) -> Any:
     {'x': tensor([1, 2]), 'scale': 2.0}
     """
     if isinstance(batch, Tensor):
-        return batch.narrow(dim, part.start, part.stop - part.start) if -batch.dim() <= dim < batch.dim() else batch
+        return batch.narrow(dim, part.start, part.stop - part.start) if has_dim(batch, dim) else batch
     if isinstance(batch, Mapping):
         return {name: part_of(value, part, dim) for name, value in batch.items()}
     if isinstance(batch, list | tuple):
@@ -47,6 +47,20 @@ def joined(losses: Sequence[tuple[Tensor, int]]) -> Tensor:
         return torch.cat([found for found, _ in losses])
     total = sum(size for _, size in losses)
     return torch.stack([found.double().mean() * (size / total) for found, size in losses]).sum()
+
+
+def has_dim(tensor: Tensor, dim: int) -> bool:
+    """Has it that dimension, counted from the front or, below 0, from the end?"""
+    return -tensor.dim() <= dim < tensor.dim()
+
+
+def examples_first(losses: Tensor, dim: int) -> Tensor:
+    """Losses with the dimension of the examples in front; it is there already where they do not have it.
+
+    >>> examples_first(torch.zeros(5, 2, 3), 1).shape, examples_first(torch.zeros(5, 2), 4).shape
+    (torch.Size([2, 5, 3]), torch.Size([5, 2]))
+    """
+    return losses.movedim(dim, 0) if has_dim(losses, dim) else losses
 
 
 def tensors_in(batch: Any) -> Iterator[Tensor]:

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from adaqn.evaluation.batches import examples_first
+
 LossFunction = Callable[..., Tensor]
 
 
@@ -39,8 +41,7 @@ class EachExample:
             return self.loss_fn(output, target)
         losses = self.apart(output, target)
         if losses.dim() > 1:
-            examples = self.batch_dim if -losses.dim() <= self.batch_dim < losses.dim() else 0
-            losses = losses.movedim(examples, 0).flatten(1).mean(1)
+            losses = examples_first(losses, self.batch_dim).flatten(1).mean(1)
         if not self.is_checked:
             whole = self.loss_fn(output, target)
             if losses.dim() != 1 or whole.dim() != 0 or not _close(losses.mean(), whole):

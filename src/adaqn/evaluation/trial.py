@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adaqn.evaluation.batches import tensors_in
+from adaqn.evaluation.batches import has_dim, tensors_in
 from adaqn.evaluation.losses import LossFunction, loss_of, output_of
 
 MISTAKES = (TypeError, ValueError, RuntimeError, IndexError, KeyError, AttributeError, AssertionError)
@@ -152,4 +152,4 @@ def described(value: Any) -> str:
 
 def first_length(batch: Any, dim: int) -> int | None:
     """How many examples, by the first tensor that has that dimension."""
-    return next((t.shape[dim] for t in tensors_in(batch) if -t.dim() <= dim < t.dim()), None)
+    return next((t.shape[dim] for t in tensors_in(batch) if has_dim(t, dim)), None)

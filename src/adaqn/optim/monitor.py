@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from adaqn.core.checks import at_least_one
-from adaqn.evaluation.batches import examples_in, joined, part_of, tensors_in
+from adaqn.evaluation.batches import examples_first, examples_in, has_dim, joined, part_of, tensors_in
 from adaqn.evaluation.losses import EachExample, LossFunction, batch_loss, check_batch, monitored_loss, widened
 from adaqn.evaluation.trial import first_length, first_loss, is_ready
 from adaqn.evaluation.undisturbed import precision, undisturbed, without_ddp
@@ -169,6 +169,8 @@ class Monitor:
         return id(self.batch), *part
 
     def _was_compared(self, examples: slice | None) -> bool:
+        if self._each is None or self._each.apart is None:
+            return True  # there are no losses of examples to be compared
         return self._key(None) in self._compared or self._key(examples) in self._compared
 
     def _in_parts(self, examples: slice | None) -> Tensor:
@@ -216,9 +218,9 @@ class Monitor:
         if not isinstance(losses, Tensor) or losses.dim() < 2 or losses.numel() == 0:
             return losses
         losses, count = widened(losses), first_length(part, self.batch_dim)
-        examples = self.batch_dim if -losses.dim() <= self.batch_dim < losses.dim() else 0
-        if losses.shape[examples] == count:
-            return losses.movedim(examples, 0).flatten(1).mean(1)
+        by_example = examples_first(losses, self.batch_dim)
+        if len(by_example) == count:
+            return by_example.flatten(1).mean(1)
         if not self.is_tried:
             warn(
                 f"loss_fn returned losses of shape {tuple(losses.shape)} for a batch of {count} examples: the monitor "
@@ -253,11 +255,12 @@ class Monitor:
 def _check_arguments(batch: Any, autocast: torch.dtype | None, batch_dim: int) -> None:
     if autocast is not None and not (isinstance(autocast, torch.dtype) and autocast.is_floating_point):
         raise ValueError(f"autocast must be a floating dtype such as torch.bfloat16, or None, got {autocast!r}")
-    lengths = [tensor.dim() for tensor in tensors_in(batch)]
-    if lengths and not any(-dims <= batch_dim < dims for dims in lengths):
+    tensors = list(tensors_in(batch))
+    if tensors and not any(has_dim(tensor, batch_dim) for tensor in tensors):
+        most = max(tensor.dim() for tensor in tensors)
         raise ValueError(
-            f"batch_dim={batch_dim}, and the tensors of the batch have at most {max(lengths)} dimensions: it says "
-            "which one counts examples"
+            f"batch_dim={batch_dim}, and the tensors of the batch have at most {most} dimensions: it says which one "
+            "counts examples"
         )
 
 
