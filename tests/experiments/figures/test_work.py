@@ -223,6 +223,48 @@ def test_within_a_budget_and_then_to_the_end(tiny, inline, tmp_path, monkeypatch
         figure("memory", *redraw)
 
 
+@pytest.mark.parametrize("search", ["lr", "time"])
+def test_another_machine_continues_from_the_kept_results_alone(tiny, inline, tmp_path, monkeypatch, search):
+    """Their folders of runs are not there: one seed and the search are not made again, the other seeds are."""
+    spec = replace(tiny, panels=(replace(tiny.panels[0], search=search),))
+    monkeypatch.setattr(command, "figure_spec", lambda name, scale: spec)
+    kept = tmp_path / "kept" / "addition" / "sums.json"
+
+    def in_folder(name, seeds):
+        words = ("addition", "--scale", "paper", "--seeds", seeds, "--out", tmp_path / name)
+        rows = json.loads(figure(*words, "--results", tmp_path / "kept", "--json"))["rows"]
+        made = [json.loads(path.read_text())["config"] for path in tmp_path.glob(f"{name}/runs/*/result.json")]
+        return rows, made
+
+    rows, _ = in_folder("one", 1)
+    before = json.loads(kept.read_text())["curves"]
+    assert all(curve["search"]["trials"] for curve in before.values())
+    again, nothing = in_folder("two", 1)
+    assert (again, nothing) == (rows, [])
+    assert json.loads(kept.read_text())["curves"] == before, "to the last digit, the search too"
+    _, later = in_folder("three", 3)
+    assert sorted((run["optimizer"], run["seed"]) for run in later) == [
+        ("adam", 1),
+        ("adam", 2),
+        ("sgd", 1),
+        ("sgd", 2),
+    ]
+    assert {run["lr"] for run in later if run["optimizer"] == "adam"} == {rows[0]["lr"]}
+    after = json.loads(kept.read_text())["curves"]
+    assert [run["config"]["seed"] for run in after["sgd"]["runs"]] == [0, 1, 2]
+    assert after["adam"]["search"] == before["adam"]["search"]
+
+
+def test_kept_trials_of_a_shorter_search_say_nothing(tiny, inline, tmp_path, monkeypatch):
+    words = ("addition", "--scale", "paper", "--seeds", 1, "--results", tmp_path / "kept")
+    figure(*words, "--out", tmp_path / "one")
+    panel = replace(tiny.panels[0], searched=replace(BASE, epochs=1.5))
+    monkeypatch.setattr(command, "figure_spec", lambda name, scale: replace(tiny, panels=(panel,)))
+    figure(*words, "--out", tmp_path / "two")
+    made = [json.loads(path.read_text())["config"]["epochs"] for path in tmp_path.glob("two/runs/*/result.json")]
+    assert made.count(1.5) == 4
+
+
 def test_a_run_that_fails_at_night_stops_no_other(tiny, inline, tmp_path, monkeypatch):
     wrong = replace(SGD, options=(("nosuch", 1),))
     spec = replace(tiny, panels=(replace(tiny.panels[0], variants=(wrong, ADAM)),))

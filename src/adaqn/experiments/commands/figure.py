@@ -144,7 +144,7 @@ def figure(
     path = packaged("quick") if str(tuning) == "quick" else tuning
     searches_all = tune and spec.sweep is None
     known = None if searches_all else tuned_by(path or packaged(scale), strict=scale == "quick" or path is not None)
-    work = FigureWork(spec, seeds, out / "runs", data_dir, known)
+    work = FigureWork(spec, seeds, out / "runs", data_dir, known, kept / home(spec))
     if only_plan:
         found = costs(work, data_dir)
         if as_json:

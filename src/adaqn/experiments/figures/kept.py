@@ -10,9 +10,11 @@ from adaqn.experiments.comparison.panels import Curve, Panel
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.reading import is_there, read_json
 from adaqn.experiments.schema import count, loss, mapping, number, record, several, text
+from adaqn.experiments.search.points import Point, choices
+from adaqn.experiments.search.tune import Tried
 from adaqn.experiments.study.rows import thinned
 from adaqn.experiments.training.config import RunConfig
-from adaqn.experiments.training.folder import MEASUREMENT, Finished, with_nan
+from adaqn.experiments.training.folder import MEASUREMENT, Finished, folder_name, with_nan
 from adaqn.experiments.training.options import command
 from adaqn.experiments.training.storage import write_sealed
 
@@ -31,7 +33,9 @@ RUN = record(
         **{"final": MEASUREMENT, "trace": record({"step": several(count, 1)}, rest=several(loss, 1))},
     }
 )
-CURVE = record({"runs": several(RUN)}, {"label": text, "note": text, "command": text})
+TRIAL = record({"lr": number(0.0), "valid_loss": loss}, {"seconds": number(0.0)})
+SEARCH = record({"trials": several(TRIAL)}, {"kind": text, "budget": count, "base": record({})})
+CURVE = record({"runs": several(RUN)}, {"label": text, "note": text, "command": text, "search": SEARCH})
 PANEL = record({"format": number(FORMAT, FORMAT), "base": record({}), "curves": mapping(CURVE)}, {"command": text})
 """The file of a panel."""
 SPREAD = record({"mean": loss, "low": loss, "high": loss})
@@ -57,7 +61,16 @@ def file_of(panel: Panel, folder: Path) -> Path:
 
 def base_of(panel: Panel) -> dict[str, Any]:
     """What all its curves have in common."""
-    return {name: value for name, value in panel.base.complete().told().items() if name not in LEFT_OUT}
+    return _common(panel.base)
+
+
+def searched_of(panel: Panel) -> dict[str, Any]:
+    """What all runs of its searches have in common."""
+    return _common(panel.searched or panel.base)
+
+
+def _common(config: RunConfig) -> dict[str, Any]:
+    return {name: value for name, value in config.complete().told().items() if name not in LEFT_OUT}
 
 
 def keep(panel: Panel, curves: list[Curve], folder: Path, made_by: str, searched: dict[str, Any]) -> None:
@@ -70,7 +83,8 @@ def keep(panel: Panel, curves: list[Curve], folder: Path, made_by: str, searched
         made_by: the command that makes them again.
         searched: by curve, what its search has found.
     """
-    kept = _read(panel, folder)
+    kept, file = _read(panel, folder), file_of(panel, folder)
+    as_kept = {_name(run): run for said in kept.values() for run in said["runs"]}  # two curves may share a run
     for curve in curves:
         before = kept.get(curve.variant.name, {"runs": []})
         if sum(run.share for run in curve.runs) < sum(run["share"] for run in before["runs"]):
@@ -78,16 +92,19 @@ def keep(panel: Panel, curves: list[Curve], folder: Path, made_by: str, searched
         said: dict[str, Any] = {
             "label": curve.variant.label,
             "note": curve.note,
-            "runs": [_run(run) for run in curve.runs],
+            "runs": [as_kept[_name(run.result)] if run.folder == file else _run(run) for run in curve.runs],
         }
         if curve.runs:
             first = RunConfig.from_json(curve.runs[0].result["config"])
             said["command"] = command(first, [run.result["config"]["seed"] for run in curve.runs])
         if curve.variant.name in searched:
-            said["search"] = {"kind": panel.search, "budget": panel.budget, **searched[curve.variant.name]}
+            how = {"kind": panel.search, "budget": panel.budget, "base": searched_of(panel)}
+            said["search"] = {**how, **searched[curve.variant.name]}
+        elif "search" in before:
+            said["search"] = before["search"]
         kept[curve.variant.name] = said
     common = {"format": FORMAT, "panel": panel.title, "command": made_by, "base": base_of(panel)}
-    write_sealed(file_of(panel, folder), {**common, "curves": kept})
+    write_sealed(file, {**common, "curves": kept})
 
 
 def kept_curves(panel: Panel, folder: Path) -> list[Curve]:
@@ -98,6 +115,34 @@ def kept_curves(panel: Panel, folder: Path) -> list[Curve]:
         for variant in panel.variants
         for said in (kept.get(variant.name, {"runs": [], "note": "not run"}),)
     ]
+
+
+def kept_runs(panel: Panel, folder: Path) -> dict[str, Finished]:
+    """Those that were finished, by the names that their folders would have: they need not be made again."""
+    file = file_of(panel, folder)
+    runs = [run for said in _read(panel, folder).values() for run in said["runs"] if run["share"] == 1.0]
+    return {_name(run): _finished(run, file) for run in runs}
+
+
+def kept_trials(panel: Panel, folder: Path) -> dict[str, dict[Point, Tried]]:
+    """By curve, what its search has tried, and need not try again."""
+    kept = _read(panel, folder)
+    searched = {variant: kept.get(variant.name, {}).get("search", {}) for variant in panel.variants}
+    return {
+        variant.name: {point: tried for trial in said["trials"] for point, tried in _tried(trial, variant.optimizer)}
+        for variant, said in searched.items()
+        if said.get("base") == searched_of(panel)
+    }
+
+
+def _tried(trial: dict[str, Any], optimizer: str) -> list[tuple[Point, Tried]]:
+    """None if this version has no such choice, or if it is not known how long it took."""
+    told = {name: value for name, value in trial.items() if name not in ("lr", "valid_loss", "seconds")}
+    known = choices(optimizer)
+    if told not in known or "seconds" not in trial:
+        return []
+    loss = math.inf if trial["valid_loss"] is None else trial["valid_loss"]
+    return [(Point(trial["lr"], known.index(told)), Tried(loss, trial["seconds"]))]
 
 
 def kept_rows(table: Path) -> list[dict[str, Any]]:
@@ -126,6 +171,11 @@ def _read(panel: Panel, folder: Path) -> dict[str, Any]:
         raise UserError(f"{path} was made with other settings: delete it to keep these, or give another --results")
     curves: dict[str, Any] = said["curves"]
     return curves
+
+
+def _name(run: dict[str, Any]) -> str:
+    """What the folder of that run is called."""
+    return folder_name(RunConfig.from_json(run["config"]))
 
 
 def _run(run: Finished) -> dict[str, Any]:

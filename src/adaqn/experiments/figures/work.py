@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from adaqn.experiments.comparison.panels import Comparison, Curve, Panel, Variant, check_seeds
+from adaqn.experiments.figures.kept import kept_runs, kept_trials
 from adaqn.experiments.search.points import configured, step_sizes
 from adaqn.experiments.search.tune import CurveSearch, searches
 from adaqn.experiments.training.config import RunConfig
@@ -25,11 +26,11 @@ class CurveWork:
 
     def __init__(
         self, panel: Panel, variant: Variant, seeds: int, runs: Path, data_dir: Path | None,
-        known: list[RunConfig] | CurveSearch,
+        known: list[RunConfig] | CurveSearch, kept: Mapping[str, Finished],
     ) -> None:  # fmt: skip
         self.panel, self.variant, self.runs, self.data_dir, self.known = panel, variant, runs, data_dir, known
         self.seeds = min(seeds, variant.most_seeds)
-        self._finished: dict[Path, Finished] = {}
+        self._finished = {runs / name: run for name, run in kept.items()}
 
     def chosen(self) -> list[RunConfig]:
         """Its runs with seed 0: one, in a sweep one for each step size, and none while the search goes on."""
@@ -71,7 +72,7 @@ class CurveWork:
             ]
             return Left(cell, optimizer, len(jobs), sum(parts))
         assert isinstance(self.known, CurveSearch)
-        points = max(0, (self.known.count or self.known.budget) - len(self.known.finished_runs()))
+        points = max(0, (self.known.count or self.known.budget) - self.known.finished_runs())
         of_search, of_runs = points * units(self.known.base), self.seeds * units(self.panel.base)
         return Left(cell, optimizer, points + self.seeds, of_search + of_runs)
 
@@ -85,7 +86,7 @@ class CurveWork:
     def _note(self, jobs: list[Job], there: list[Finished]) -> str:
         """What is missing; nothing where all is there."""
         if not jobs and isinstance(self.known, CurveSearch):
-            return f"searching: {len(self.known.finished_runs())} of {self.known.count or self.known.budget} runs"
+            return f"searching: {self.known.finished_runs()} of {self.known.count or self.known.budget} runs"
         done = sum(run.share == 1.0 for run in there)
         if done == len(jobs):
             return ""
@@ -99,17 +100,33 @@ class CurveWork:
 
 
 class FigureWork:
-    """All curves of a figure."""
+    """All curves of a figure.
+
+    Args:
+        spec: the figure.
+        seeds: runs of each curve.
+        runs: the folder of the runs.
+        data_dir: of the data sets.
+        known: the step sizes that were found before.
+        kept: the folder of its small result files. What they hold is not run again, wherever it was made.
+    """
 
     def __init__(
-        self, spec: Comparison, seeds: int, runs: Path, data_dir: Path | None = None, known: Known | None = None
+        self,
+        spec: Comparison,
+        seeds: int,
+        runs: Path,
+        data_dir: Path | None = None,
+        known: Known | None = None,
+        kept: Path | None = None,
     ) -> None:
         check_seeds(seeds)
         self.spec = spec
         self.curves: list[CurveWork] = []
         for panel in spec.panels:
-            for variant, found in _known(spec, panel, runs, data_dir, known).items():
-                self.curves.append(CurveWork(panel, variant, seeds, runs, data_dir, found))
+            before = kept_runs(panel, kept) if kept else {}
+            for variant, found in _known(spec, panel, runs, data_dir, known, kept).items():
+                self.curves.append(CurveWork(panel, variant, seeds, runs, data_dir, found, before))
 
     def due(self) -> list[Job]:
         cells = [panel.cell for panel in self.spec.panels]
@@ -124,7 +141,7 @@ class FigureWork:
 
 
 def _known(
-    spec: Comparison, panel: Panel, runs: Path, data_dir: Path | None, known: Known | None
+    spec: Comparison, panel: Panel, runs: Path, data_dir: Path | None, known: Known | None, kept: Path | None
 ) -> dict[Variant, list[RunConfig] | CurveSearch]:
     found: dict[Variant, list[RunConfig] | CurveSearch] = {}
     if spec.sweep is not None:
@@ -135,7 +152,8 @@ def _known(
     base = (panel.searched or panel.base).complete()
     tuned = {variant: None if known is None else known(panel, variant) for variant in panel.variants}
     wanted = {variant.name: variant.on(base) for variant, config in tuned.items() if config is None}
-    searched = searches(wanted, panel.search, panel.budget, runs, data_dir) if wanted else {}
+    before = kept_trials(panel, kept) if kept else {}
+    searched = searches(wanted, panel.search, panel.budget, runs, data_dir, before) if wanted else {}
     return {variant: searched[variant.name] if config is None else [config] for variant, config in tuned.items()}
 
 

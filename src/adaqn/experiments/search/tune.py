@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -42,15 +42,20 @@ class Tried:
     seconds: float
 
 
+Before = Mapping[Point, Tried]
+"""Points that were run elsewhere, and need not be run again."""
+
+
 class CurveSearch:
     """The search of one curve."""
 
     def __init__(
-        self, base: RunConfig, search: str, budget: int, runs: Path, data_dir: Path | None, clock: Clock
-    ) -> None:
+        self, base: RunConfig, search: str, budget: int, runs: Path, data_dir: Path | None, clock: Clock,
+        before: Before | None = None,
+    ) -> None:  # fmt: skip
         check(search, base.optimizer, budget)
         self.base, self.search, self.budget, self.clock = base, search, budget, clock
-        self.runs, self.data_dir = runs, data_dir
+        self.runs, self.data_dir, self.before = runs, data_dir, dict(before or {})
         self.tried: dict[Point, Tried] = {}
         self._found: dict[Point, Finished] = {}
 
@@ -89,6 +94,8 @@ class CurveSearch:
         return Job(config, self.runs / folder_name(config))
 
     def _is_finished(self, point: Point) -> bool:
+        if point in self.before:
+            return True
         if point not in self._found:
             job = self._job(point)
             if (found := finished(job.folder)) is not None:
@@ -97,6 +104,8 @@ class CurveSearch:
         return point in self._found
 
     def _result(self, point: Point) -> Tried:
+        if point in self.before:
+            return self.before[point]
         result = self._found[point].result
         loss = result["final"]["valid_loss"]
         return Tried(loss if math.isfinite(loss) else math.inf, result["seconds"])
@@ -105,8 +114,9 @@ class CurveSearch:
         """Of the lowest loss; of equals, the smallest step."""
         return min(self.tried, key=lambda point: (self.tried[point].loss, point.lr), default=None)
 
-    def finished_runs(self) -> list[Finished]:
-        return list(self._found.values())
+    def finished_runs(self) -> int:
+        """Of the rounds so far, those that are counted already and those of the present one."""
+        return len({*self.tried, *self._found})
 
     def seconds_of_default(self) -> float | None:
         """Of the first point, which is that of the default step size."""
@@ -114,7 +124,7 @@ class CurveSearch:
 
     def results(self) -> dict[str, Any]:
         """The best point, and every point with its validation loss."""
-        points = [self._described(point) for point in self.tried]
+        points = [{**self._described(point), "seconds": round(tried.seconds, 2)} for point, tried in self.tried.items()]
         points.sort(key=lambda point: (point["valid_loss"], point["lr"]))
         best = self.best()
         return {"best": None if best is None else self._described(best), "trials": points}
@@ -125,9 +135,14 @@ class CurveSearch:
 
 
 def searches(
-    curves: Curves, search: str, budget: int, runs: Path, data_dir: Path | None = None
+    curves: Curves,
+    search: str,
+    budget: int,
+    runs: Path,
+    data_dir: Path | None = None,
+    before: Mapping[str, Before] | None = None,
 ) -> dict[str, CurveSearch]:
-    """Of several curves, with one budget."""
+    """Of several curves, with one budget; ``before`` is what is known of some of them."""
     found: dict[str, CurveSearch] = {}
     reference = next((name for name, base in curves.items() if base.optimizer == REFERENCE), next(iter(curves)))
 
@@ -135,7 +150,7 @@ def searches(
         return found[reference].seconds_of_default()
 
     for name, base in curves.items():
-        found[name] = CurveSearch(base, search, budget, runs, data_dir, clock)
+        found[name] = CurveSearch(base, search, budget, runs, data_dir, clock, (before or {}).get(name))
     return found
 
 
@@ -169,7 +184,7 @@ def tune(
     def jobs() -> list[Job]:
         asked = [job for of_curve in found.values() for job in of_curve.jobs()]
         if told is not None:
-            told({curve: len(of_curve.finished_runs()) for curve, of_curve in found.items()})
+            told({curve: of_curve.finished_runs() for curve, of_curve in found.items()})
         return asked
 
     work_off(jobs, workers, data_dir)
