@@ -111,9 +111,10 @@ def test_the_file_fixes_the_cells_that_were_promised() -> None:
     everything = {*rivals, "nag", "adaqn", "adaqn-paper"}
     methods = {panel.name: {variant.optimizer for variant in panel.variants} for panel in plan.panels}
     assert len(plan.panels) == 19
-    core = {name for name, found in methods.items() if found == everything}
-    assert (len(core), len(core & set(plan.chosen_on))) == (8, 4), "half of the tasks of all rivals are held out"
-    assert sum(found == {"adaqn", "soap", "adamw"} for found in methods.values()) == 11
+    newest = {"adaqn", "soap", "adamw", "soap-5", "schedule-free", "prodigy", "muon"}
+    for who, tasks, chosen in ((everything, 4, 1), (newest, 3, 3), ({"adaqn", "soap", "adamw"}, 12, 4)):
+        theirs = {name for name, found in methods.items() if found == who}
+        assert (len(theirs), len(theirs & set(plan.chosen_on))) == (tasks, chosen)
     assert all(panel.base.steps for panel in plan.panels), "steps are fixed, not epochs"
     by_name = {panel.name: panel.base for panel in plan.panels}
     for short in ("dickens-tanh", "nietzsche-lstm"):
@@ -452,3 +453,10 @@ def test_the_profile_counts_cells_within_so_many_times_the_fastest() -> None:
     assert [curves["adamw"].share(tau) for tau in (1.0, 1.99, 2.0)] == [0.5, 0.5, 1.0]
     assert [title for title, _ in profile.views(found)] == ["2 tasks"]
     assert profile.views({"not timed": found["not timed"]}) == []
+
+
+def test_the_profile_shows_more_methods_on_the_tasks_that_have_them() -> None:
+    order = ["adamw", "adaqn", "soap", "muon"]
+    found = {str(n): [[line(method, [3, 1], 100, 2, [])] for method in order[:n]] for n in (2, 3, 4)}
+    shown = {title: {curve.method for curve in curves} for title, curves in profile.views(found)}
+    assert shown == {"3 tasks": {*order[:2]}, "2 tasks": {*order[:3]}, "one task": {*order}}

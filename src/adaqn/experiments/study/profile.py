@@ -76,13 +76,17 @@ def _timed(cell: list[list[Line]]) -> set[str]:
 
 
 def views(found: Found) -> list[tuple[str, list[Profile]]]:
-    """(title, curves): the methods that are on all cells, and all methods on the cells that have most of them."""
-    timed = [methods for cell in found.values() if (methods := _timed(cell))]
+    """(title, curves): the methods that are on all cells, then more and more methods on fewer and fewer cells."""
+    timed = [frozenset(methods) for cell in found.values() if (methods := _timed(cell))]
     if not timed:
         return []
-    common, most = set.intersection(*timed), max(timed, key=len)
-    sets = [common, most] if common != most else [common]
-    return [(f"{len(p[0].ratios)} tasks", p) for methods in sets if (p := profiles(found, sorted(methods)))]
+    sets = sorted({frozenset.intersection(*timed), *timed}, key=lambda methods: (len(methods), sorted(methods)))
+    return [(_title(p), p) for methods in sets if (p := profiles(found, sorted(methods)))]
+
+
+def _title(curves: list[Profile]) -> str:
+    count = len(curves[0].ratios)
+    return "one task" if count == 1 else f"{count} tasks"
 
 
 def text(found: Found, pictures: Path) -> str:
@@ -92,7 +96,7 @@ def text(found: Found, pictures: Path) -> str:
     return (
         "### How often, and how fast\n\nThe share of tasks on which a method, in its better regime, has come to tuned "
         "AdamW's final test loss within τ times the seconds of the fastest. Methods that run on all tasks, and then "
-        f"all methods on the tasks that have them.\n\n![performance profile]({(pictures / NAME).as_posix()}.svg)"
+        f"more methods on the tasks that have them.\n\n![performance profile]({(pictures / NAME).as_posix()}.svg)"
     )
 
 
