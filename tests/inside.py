@@ -74,7 +74,3 @@ def anchor_losses(opt: Any) -> Tensor | None:
     """What the monitor returned at the anchor, look by look, while that is remembered."""
     known = opt._watch._at_anchor
     return torch.cat([losses.reshape(-1) for losses in known]) if known else None
-
-
-def set_anchor_losses(opt: Any, losses: Tensor) -> None:
-    opt._watch._at_anchor = [losses]

@@ -12,6 +12,7 @@ from torch import nn
 from adaqn import PRESETS, AdaQN, Monitor, RejectOptions
 from adaqn.core.acceptance import STEP_RECOVERY
 from adaqn.core.growth import LONGER, RATE, SHARE, SHORTER, after_accepted, after_rejected
+from scripted import follow
 
 
 class Told:
@@ -28,12 +29,12 @@ def multipliers(losses, *, lr=1e-3, growth=8.0, saved_after=None, **options):
     """The multiplier after each cycle of one step; the first loss is that of the weights before the first step."""
     w = nn.Parameter(torch.ones(2, dtype=torch.float64))
 
-    def make(monitor):
+    def make(*losses):
         reject = RejectOptions("factor", factor=1.5, growth=growth, window=10)
-        return AdaQN([w], lr=lr, monitor=monitor, reject=reject, cycle_length=1, warm_up=0, **options)
+        return follow(AdaQN([w], lr=lr, reject=reject, cycle_length=1, warm_up=0, **options), *losses)
 
     # The candidate is evaluated first, and the weights before the first step with it.
-    opt, found = make(Told([losses[1], losses[0], *losses[2:]])), []
+    opt, found = make(losses[1], losses[0], *losses[2:]), []
     for cycle in range(len(losses) - 1):
         w.grad = torch.ones_like(w)
         opt.step()
@@ -41,7 +42,7 @@ def multipliers(losses, *, lr=1e-3, growth=8.0, saved_after=None, **options):
         if cycle == saved_after:
             state = copy.deepcopy(opt.state_dict())
             # A resumed run evaluates the anchor again.
-            opt = make(Told([losses[cycle + 2], losses[cycle + 1], *losses[cycle + 3 :]]))
+            opt = make(losses[cycle + 2], losses[cycle + 1], *losses[cycle + 3 :])
             opt.load_state_dict(state)
     return found
 

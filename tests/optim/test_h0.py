@@ -24,6 +24,7 @@ from oracles import (
     run,
     with_history,
 )
+from scripted import follow
 
 OLD_STATE = Path(__file__).parents[1] / "data" / "state_format_1.pt"
 
@@ -212,11 +213,11 @@ def test_a_nonfinite_gradient_touches_nothing():
 def test_a_rejection_may_reset_h0():
     problem = NoisyValley()
     model = Vector(problem.w0)
-    losses = iter([1.0] * 3 + [9.0] * 9)
     opt = quiet(
-        model.parameters(), lr=0.01, cycle_length=3, monitor=lambda: next(losses), scaling=Kronecker(refresh=2),
+        model.parameters(), lr=0.01, cycle_length=3, scaling=Kronecker(refresh=2),
         reject=RejectOptions(test="factor", reset_scaling=True),
     )  # fmt: skip
+    follow(opt, 1.0, 1.0, 1.0, 9.0)
     while not opt.stats.rejected:
         run(opt, model, problem, range(opt.stats.steps, opt.stats.steps + 1))
     state = opt.state[model.pieces[2]]

@@ -10,6 +10,7 @@ import inside
 from adaqn import Kronecker, Outcome, PairOptions, RejectOptions, StorageOptions
 from inside import kept, number
 from oracles import NoisyValley, Vector, as_printed, assert_same, dense_bfgs, quiet, run, with_history
+from scripted import follow
 
 
 def dense_h(opt):
@@ -62,21 +63,11 @@ def test_empty_memory_is_adagrad():
     assert opt.stats.stored == 0
 
 
-class Verdicts:
-    """A monitor whose answers are written down in advance: one per call, the last for ever."""
-
-    def __init__(self, *values):
-        self.values = list(values)
-
-    def __call__(self):
-        return self.values.pop(0) if len(self.values) > 1 else self.values[0]
-
-
 def test_state_after_rejected():
     """Pairs and F̃ empty, the accumulator kept (D3), weights a copy of the anchor (D2), a fresh window."""
     problem = NoisyValley()
     model = Vector(problem.w0)
-    opt = as_printed(model.parameters(), lr=0.05, cycle_length=3, monitor=Verdicts(3.0, 2.0, 1.0, 9.0, 1.0))
+    opt = follow(as_printed(model.parameters(), lr=0.05, cycle_length=3), 3.0, 2.0, 1.0, 9.0, 1.0)
     run(opt, model, problem, range(9))
     anchor, accumulated = kept(opt, "anchor"), kept(opt, "scaling_sum")
     assert opt.stats.pairs == 2
@@ -97,10 +88,8 @@ def test_rejection_may_reset_the_accumulator():
     """D3's option."""
     problem = NoisyValley()
     model = Vector(problem.w0)
-    opt = as_printed(
-        model.parameters(), lr=0.05, cycle_length=3, monitor=Verdicts(1.0, 9.0),
-        reject=RejectOptions(reset_scaling=True),
-    )  # fmt: skip
+    opt = as_printed(model.parameters(), lr=0.05, cycle_length=3, reject=RejectOptions(reset_scaling=True))
+    follow(opt, 1.0, 9.0)
     run(opt, model, problem, range(6))
     assert opt.stats.rejected == 1
     assert torch.equal(kept(opt, "scaling_sum"), torch.full((problem.n,), 1e-4, dtype=torch.float64))
@@ -139,7 +128,7 @@ def test_first_value_that_is_not_finite_returns_to_the_start(first_values):
     """D5: the anchor is w₀ until the first cycle ends."""
     problem = NoisyValley()
     model, events = Vector(problem.w0), []
-    opt = as_printed(model.parameters(), cycle_length=2, monitor=Verdicts(*first_values), on_cycle=events.append)
+    opt = follow(as_printed(model.parameters(), cycle_length=2, on_cycle=events.append), *first_values)
     run(opt, model, problem, range(2))
     assert [e.outcome for e in events] == [Outcome.REJECTED]
     assert torch.equal(model.vector(), problem.w0)

@@ -18,6 +18,7 @@ from adaqn.core.acceptance import SMALLEST_MULTIPLIER as FLOOR
 from adaqn.optim.events import Counters
 from adaqn.optim.judge import Judge, Losses
 from oracles import NoisyValley, Vector, as_printed, run
+from scripted import follow
 
 ENTROPY = nn.CrossEntropyLoss()
 
@@ -332,24 +333,12 @@ def test_weights_that_are_lost_count_where_there_is_a_window():
 # ---------------------------------------------------------------------- the step multiplier of an optimizer
 
 
-class Written:
-    """A monitor whose answers are written down in advance, the last one for ever; asked for candidates alone."""
-
-    def __init__(self, *answers) -> None:
-        self.answers = list(answers)
-
-    def __call__(self):
-        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-
-
-def judged(monitor, steps: int, reject: RejectOptions):
+def judged(answers, steps: int, reject: RejectOptions):
     """One cycle per step; returns the optimizer and the multiplier after each."""
     problem = NoisyValley()
     model, events = Vector(problem.w0), []
-    opt = as_printed(
-        model.parameters(), lr=0.05, cycle_length=1, monitor=monitor, reject=reject, on_cycle=events.append
-    )
-    run(opt, model, problem, range(steps))
+    opt = as_printed(model.parameters(), lr=0.05, cycle_length=1, reject=reject, on_cycle=events.append)
+    run(follow(opt, *answers), model, problem, range(steps))
     return opt, [(event.outcome, event.step_multiplier) for event in events]
 
 
@@ -363,7 +352,7 @@ CLIMBING = (zigzag(1.0, 1), zigzag(1.0, -1), zigzag(1.2, 1))
 
 def test_a_cycle_that_two_rules_call_too_long_is_halved_once():
     """D23 at a cycle within the window of D15."""
-    opt, found = judged(Written(CLIMBING[0], *CLIMBING), 5, RejectOptions("paired", window=10))
+    opt, found = judged((CLIMBING[0], *CLIMBING), 5, RejectOptions("paired", window=10))
     assert [outcome for outcome, _ in found[:2]] == [Outcome.STARTED, Outcome.STORED]
     assert found[2:] == [(Outcome.REJECTED, 0.5), (Outcome.REJECTED, 0.25), (Outcome.REJECTED, 0.125)]
     assert opt.stats.step_multiplier == 0.125
@@ -385,7 +374,7 @@ WORSE = (1.0, 2.0)
 )
 def test_no_rule_shrinks_the_steps_to_nothing(reject, answers):
     """1,100 rejections in a row: halved as often, a float would be 0, and explain() would divide by it."""
-    opt, found = judged(Written(*answers), 1101, reject)
+    opt, found = judged(answers, 1101, reject)
     assert opt.stats.rejected == 1100
     assert opt.stats.step_multiplier == FLOOR == 2.0**-80
     assert "rejected" in str(opt.explain())

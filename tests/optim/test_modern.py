@@ -13,6 +13,7 @@ import inside
 from adaqn import PRESETS, AdaQN, Monitor, Outcome, RejectOptions, RotatingMonitor
 from inside import kept, number
 from oracles import NO_PAIRS, SMALL, NoisyValley, Vector, as_printed, dense_bfgs, quiet, run, with_history
+from scripted import follow
 
 
 class PerExample:
@@ -148,11 +149,8 @@ def test_the_length_is_saved_and_kept_within_the_bounds_of_whoever_loads_it():
 def test_a_scalar_monitor_falls_back_to_the_factor_test_without_a_warning():
     problem = NoisyValley()
     model = Vector(problem.w0)
-    answers = iter([1.0, 1.3, 1.9, 1.3, 1.3])
-    opt = as_printed(
-        model.parameters(), monitor=lambda: next(answers), cycle_length=1,
-        reject=RejectOptions(test="paired", factor=1.4),
-    )  # fmt: skip
+    opt = as_printed(model.parameters(), cycle_length=1, reject=RejectOptions(test="paired", factor=1.4))
+    follow(opt, 1.0, 1.3, 1.9, 1.3, 1.3)
     run(opt, model, problem, range(5))
     assert (opt.stats.stored, opt.stats.rejected) == (3, 1)
 
@@ -162,13 +160,11 @@ def test_differences_decide_and_not_the_spread_of_the_losses():
     model, events = Vector(problem.w0), []
     spread = torch.tensor([1.0, 100.0, 3.0, 50.0], dtype=torch.float64)
     wobble = torch.tensor([25.0, -14.0, 18.0, -9.0], dtype=torch.float64)
-    answers = iter([spread, spread + wobble, spread + 9.0])  # 9 is 0.38 standard errors of the mean loss (D38)
-    opt = as_printed(
-        model.parameters(), monitor=lambda: next(answers), cycle_length=1, reject="paired", on_cycle=events.append
-    )
-    run(opt, model, problem, range(2))  # the mean rose by 5, which four such differences cannot tell from nothing
-    inside.set_anchor_losses(opt, spread)
-    run(opt, model, problem, range(2, 3))
+    opt = as_printed(model.parameters(), cycle_length=1, reject="paired", on_cycle=events.append)
+    # The mean rises by 5, which four such differences cannot tell from nothing; then by 9 of every example, which is
+    # 0.6 standard errors of the mean loss (D38).
+    follow(opt, spread, spread + wobble, spread + wobble + 9.0)
+    run(opt, model, problem, range(3))
     assert [e.outcome for e in events] == [Outcome.STARTED, Outcome.STORED, Outcome.REJECTED]
 
 

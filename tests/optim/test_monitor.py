@@ -9,6 +9,7 @@ from torch import nn
 
 from adaqn import AdaQN, Monitor, PairOptions, RejectOptions, RotatingMonitor
 from oracles import NoisyValley, Vector, as_printed, quiet, run
+from scripted import follow
 
 
 class Awkward(nn.Module):
@@ -105,10 +106,8 @@ def test_any_callable_with_a_scalar_or_per_example_losses_will_do(value):
 def test_the_mean_of_per_example_losses_decides():
     problem = NoisyValley()
     model = Vector(problem.w0)
-    answers = iter([torch.tensor([1.0, 3.0]), torch.tensor([0.0, 3.9]), torch.tensor([0.0, 4.1])])
-    opt = as_printed(
-        model.parameters(), monitor=lambda: next(answers), cycle_length=1, reject=RejectOptions(factor=1.0)
-    )
+    opt = as_printed(model.parameters(), cycle_length=1, reject=RejectOptions(factor=1.0))
+    follow(opt, torch.tensor([1.0, 3.0]), torch.tensor([0.0, 3.9]), torch.tensor([0.0, 4.1]))
     run(opt, model, problem, range(3))
     assert (opt.stats.stored, opt.stats.rejected) == (1, 1)
 
@@ -158,8 +157,7 @@ def test_fifty_cycles_without_a_pair_are_said_once():
 def test_maximize_judges_by_the_other_sign():
     problem = NoisyValley()
     model = Vector(problem.w0)
-    answers = iter([1.0, 2.0, 1.0])
-    opt = as_printed(model.parameters(), monitor=lambda: next(answers), cycle_length=1, maximize=True)
+    opt = follow(as_printed(model.parameters(), cycle_length=1, maximize=True), 1.0, 2.0, 1.0)
     run(opt, model, problem, range(3))
     assert (opt.stats.stored, opt.stats.rejected) == (1, 1)
 
@@ -167,8 +165,7 @@ def test_maximize_judges_by_the_other_sign():
 def test_events_tell_each_cycle():
     problem = NoisyValley()
     model, events = Vector(problem.w0), []
-    answers = iter([3.0, 2.0, 9.0])
-    opt = as_printed(model.parameters(), monitor=lambda: next(answers), cycle_length=2, on_cycle=events.append)
+    opt = follow(as_printed(model.parameters(), cycle_length=2, on_cycle=events.append), 3.0, 2.0, 9.0)
     run(opt, model, problem, range(6))
     assert [(e.step, e.cycle, e.outcome.name, e.candidate_loss, e.anchor_loss) for e in events] == [
         (2, 1, "STARTED", 3.0, None),

@@ -163,3 +163,124 @@ def test_a_monitor_of_another_model_is_noticed():
 def test_arguments_that_mean_nothing(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         Monitor(net(), nn.MSELoss(), regression(), **options)
+
+
+# ---------------------------------------------------------------------- a loss that becomes another function (D39)
+
+
+class Shifted:
+    """The loss of another task from time to time, as with a target network, a discriminator or an annealed term."""
+
+    shift = 0.0
+
+    def __call__(self, output, target):
+        return (output - target - self.shift).square().mean(1)
+
+
+def train_shifted(model, opt, loss, shifts, steps=50):
+    x, target = regression(256, seed=9)
+    for j, shift in enumerate(shifts):
+        loss.shift = shift
+        for k in range(steps):
+            rows = torch.randperm(256, generator=torch.Generator().manual_seed(100 * j + k))[:16]
+            opt.zero_grad()
+            loss(model(x[rows]), target[rows]).mean().backward()
+            opt.step()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"reject": "factor"},
+        {"preset": "paper", "lr": 0.03},
+        {"pairs": PairOptions(curvature="monitored", scale="stored")},
+        {"pairs": PairOptions(fisher_size=20)},
+    ],
+    ids=["default", "factor", "paper", "monitored pairs", "fisher pairs"],
+)
+def test_a_loss_that_becomes_another_function_does_not_stop_the_training(options):
+    """Each change raises the monitored loss at every point a hundredfold; that is no fault of the steps."""
+    model, loss = net(), Shifted()
+    opt = AdaQN(model.parameters(), monitor=Monitor(model, loss, regression(128)), **options)
+    shifts = [0.0, 3.0, 6.0, 9.0]
+    train_shifted(model, opt, loss, shifts, steps=100)
+    assert opt.stats.rejected <= 4
+    assert opt.stats.step_multiplier >= 0.5
+    x, target = regression(128)
+    with torch.no_grad():
+        assert float(loss(model(x), target).mean()) < 0.2 * 9.0
+
+
+def test_the_cycle_of_a_change_is_judged_by_the_new_function():
+    """Good steps are kept although the loss is higher than it was, bad ones are rejected although it is lower."""
+    verdicts = []
+    model, loss = net(), Shifted()
+    opt = AdaQN(model.parameters(), monitor=Monitor(model, loss, regression(128)), on_cycle=verdicts.append)
+    train_shifted(model, opt, loss, [0.0, 9.0], steps=40)
+    assert opt.stats.rejected == 0
+    before, after = verdicts[7], verdicts[8]
+    assert after.anchor_loss > 10 * before.candidate_loss, "what the anchor's loss is now, not what it was"
+
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(-30.0)  # far worse for both functions
+    train_shifted(model, opt, loss, [10.0], steps=5)
+    assert opt.stats.rejected == 1
+
+
+def test_a_loss_that_stays_the_same_is_asked_at_the_anchor_only_for_a_rejection():
+    """One evaluation per cycle (D8), and one more where a cycle would be rejected; the verdict is what it was."""
+    model, asked = net(), []
+    x, target = regression(128)
+
+    def losses():
+        asked.append(1)
+        with torch.no_grad():
+            return (model(x) - target).square().mean(1)
+
+    opt = AdaQN(model.parameters(), monitor=losses, lr=1.0)
+    train(model, opt, 200)
+    assert opt.stats.rejected > 0
+    assert len(asked) == opt.stats.cycles + 1 + opt.stats.rejected
+
+
+def test_whichever_evaluation_of_a_rejected_cycle_raises_nothing_is_lost():
+    """With pairs and two looks there are up to five, and the sum of the cycle has been written over before the last."""
+    ends, raised = [], 0
+    for failing in range(8):
+        model, calls = net(), None
+
+        def losses(output, target):
+            nonlocal calls
+            if calls is not None:
+                calls += 1
+                if calls == failing:  # noqa: B023
+                    raise OSError("gone")
+            return (output - target).square().mean(1)
+
+        monitor = Monitor(model, losses, regression(128))
+        opt = AdaQN(model.parameters(), monitor=monitor, pairs=PairOptions(fisher_size=20))
+        train(model, opt, 30)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.mul_(-30.0)
+        train(model, opt, 4)
+        calls, rejected = 0, opt.stats.rejected
+        try:
+            train(model, opt, 1)
+        except OSError:
+            raised += 1
+            train(model, opt, 1)  # the next step judges the cycle
+        assert opt.stats.rejected == rejected + 1
+        ends.append(nn.utils.parameters_to_vector(model.parameters()).detach())
+    assert raised >= 3
+    assert all(torch.equal(end, ends[0]) for end in ends), "all are back at the anchor"
+
+
+def test_steps_that_rejections_have_nearly_stopped_are_a_warning():
+    model = net()
+    opt = AdaQN(model.parameters(), lr=100.0, monitor=Monitor(model, nn.MSELoss(), regression(128)))
+    with pytest.warns(UserWarning, match=r"less than a thirtieth of lr.*opt.explain\(\)"):
+        train(model, opt, 600)
+    assert opt.stats.step_multiplier < 1 / 32

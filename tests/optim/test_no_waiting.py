@@ -7,7 +7,17 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
-from adaqn import AdaQN, Kronecker, Monitor, PairOptions, RejectOptions, RotatingMonitor, Scaling, StorageOptions
+from adaqn import (
+    AdaQN,
+    Kronecker,
+    Monitor,
+    Outcome,
+    PairOptions,
+    RejectOptions,
+    RotatingMonitor,
+    Scaling,
+    StorageOptions,
+)
 from adaqn.core.looks import margin
 from reads import Operations, reads
 
@@ -85,7 +95,8 @@ def test_no_step_reads_and_the_end_of_a_cycle_reads_twice(preset, variant):
                 continue  # state is made, and the first evaluation of each batch finds out what the loss function is
             is_last = len(ended) > before[0]
             steps["bad" if bad else "last" if is_last else "ordinary"] += 1
-            assert len(read) <= (2 if is_last else 0), "\n".join(read)
+            asked_again = is_last and ended[-1].outcome is Outcome.REJECTED  # D39
+            assert len(read) <= (2 + asked_again if is_last else 0), "\n".join(read)
     assert min(steps.values()) > 5
     assert opt.stats.nonfinite == steps["bad"]
 

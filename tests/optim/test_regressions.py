@@ -13,6 +13,7 @@ from adaqn import PairOptions
 from adaqn.core.pairs import absolute
 from inside import number
 from oracles import NoisyValley, Vector, as_printed, quiet, run
+from scripted import follow
 
 
 @pytest.mark.parametrize("fisher_size", [10, 60])
@@ -39,8 +40,7 @@ def test_rejection_clears_the_fisher_container():
     """minSQN keeps the gradients that led to the rejected step."""
     problem = NoisyValley()
     model = Vector(problem.w0)
-    values = iter([1.0, 5.0])
-    opt = as_printed(model.parameters(), cycle_length=4, monitor=lambda: next(values))
+    opt = follow(as_printed(model.parameters(), cycle_length=4), 1.0, 5.0)
     run(opt, model, problem, range(8))
     assert opt.stats.rejected == 1
     assert number(opt, "curvature_size") == 0
@@ -50,8 +50,7 @@ def test_rejection_does_not_livelock():
     """minSQN does not advance its counter after a rejection and repeats the same cycle for ever."""
     problem = NoisyValley()
     model = Vector(problem.w0)
-    values = iter([1.0, 5.0, 0.9, 0.8])
-    opt = as_printed(model.parameters(), cycle_length=2, monitor=lambda: next(values))
+    opt = follow(as_printed(model.parameters(), cycle_length=2), 1.0, 5.0, 0.9, 0.8)
     run(opt, model, problem, range(8))
     stats = opt.stats
     assert (stats.steps, stats.cycles, stats.rejected, stats.stored) == (8, 4, 1, 2)

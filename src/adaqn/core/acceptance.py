@@ -30,6 +30,8 @@ NOTICEABLE = 0.1
 Differences of paired losses can be certain and far too small to matter, for steps of any length."""
 GROUPS = 16
 """D23: what is remembered of the losses at the best average: the means of so many groups of them."""
+CHANGED = 1e-3
+"""D39: by which share the mean loss at the same weights must have moved, which no order of summation does."""
 ROUNDING = 2.0
 """Units of rounding, of the size of the losses, by which their mean may grow without a meaning."""
 
@@ -187,6 +189,18 @@ def halves_step(cycle: int, last: int, window: int) -> bool:
     (False, True, False)
     """
     return last > 0 and cycle - last <= window
+
+
+def is_another_function(now: Tensor, before: Tensor) -> bool:
+    """Are these losses, of the same examples at the same weights, of two functions? (D39)
+
+    >>> is_another_function(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.00001]))
+    False
+    >>> is_another_function(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 3.0]))
+    True
+    """
+    mean = mean_loss(before)
+    return not abs(mean_loss(now) - mean) <= CHANGED * abs(mean)
 
 
 def mean_loss(losses: Tensor) -> float:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -33,22 +34,29 @@ NO_PAIR = Products()
 
 
 def curvature_along(state: State, s: Tensor, candidate: Tensor) -> Tensor:
-    """y, written over the cycle's sum, which is no longer needed; put back if the user's model raises."""
+    """y, written over the cycle's sum, which is no longer needed."""
     average, curvature, processes = state.average, state.curvature, state.flat.processes
-    try:
+    with sum_kept(state, candidate):
         if curvature.needs_model:
             with processes.together("the curvature"):
                 y = curvature.product(s, candidate, out=average.total)
             y = processes.average_(y)  # each process has batches of its own
         else:
             y = curvature.product(s, candidate, out=average.total)
+    return y.neg_() if state.method.maximize and curvature.signed else y
+
+
+@contextmanager
+def sum_kept(state: State, candidate: Tensor) -> Iterator[None]:
+    """The cycle's sum, which y is written over, is put back if the user's model raises."""
+    try:
+        yield
     except BaseException:
         if state.method.pair_every_step:
             state.begin_cycle()  # the next step has an anchor of its own
         else:
-            torch.mul(candidate, state.tally.finite, out=average.total)
+            torch.mul(candidate, state.tally.finite, out=state.average.total)
         raise
-    return y.neg_() if state.method.maximize and curvature.signed else y
 
 
 class Offer(NamedTuple):

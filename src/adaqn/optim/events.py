@@ -16,6 +16,13 @@ FORMAT = 8
 """Version of the saved state; raise it with any change, and migrate or refuse what is older."""
 UNSTORED_WARNING = 50
 """Cycles in a row without a stored pair after which a warning says that only H0 is at work."""
+SHORT_STEPS_WARNING = 1.0 / 32.0
+"""The step multiplier below which a warning says that rejections have nearly stopped the training."""
+SHORT_STEPS = (
+    "repeated rejections have shrunk the steps to less than a thirtieth of lr, so the weights hardly move: "
+    "print(opt.explain()) shows why. Either lr is far too large, or the monitored batch is not like the batches that "
+    "are trained on: then assign another to opt.monitor"
+)
 RECENT = 40
 """Cycles that an optimizer remembers one by one, for its explanation."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, overload
 
 import torch
@@ -34,6 +34,7 @@ from adaqn.optim.cycle_end import (
     offer,
     return_to_anchor,
     store,
+    sum_kept,
 )
 from adaqn.optim.descent import (
     OF_ALL,
@@ -45,8 +46,18 @@ from adaqn.optim.descent import (
     descend,
     measure,
 )
-from adaqn.optim.events import RECENT, UNSTORED_WARNING, Counters, CycleEvent, Notices, Stats, warn
-from adaqn.optim.judge import Losses
+from adaqn.optim.events import (
+    RECENT,
+    SHORT_STEPS,
+    SHORT_STEPS_WARNING,
+    UNSTORED_WARNING,
+    Counters,
+    CycleEvent,
+    Notices,
+    Stats,
+    warn,
+)
+from adaqn.optim.judge import Losses, Verdict
 from adaqn.optim.layout import size_of_state
 from adaqn.optim.making import flat_for, moved, new_state
 from adaqn.optim.method import Method
@@ -148,13 +159,15 @@ class QuasiNewton(Optimizer):
         if state.tally.finite == 0 and not lost:  # D9: there is no average, and the cycle begins anew
             state.begin_cycle()
             return
-        judge, pair, pairs, verdict = method.judge, None, len(state.pairs), None
-        if lost or not losses.unread:  # l. 12; the first cycle has no loss before it
-            verdict = judge.lost(c, pairs) if lost else judge.verdict(losses, c, pairs, state.best)
+        judge, pair, verdict = method.judge, None, None
+        if lost:
+            verdict = judge.lost(c, len(state.pairs))
+        elif not losses.unread:  # l. 12; the first cycle has no loss before it
+            verdict, losses, _ = self._judged(state, candidate, losses)
         if verdict is None or not verdict.rejected:
             pair, losses = self._form_pair(state, sizes, candidate, losses)  # the other read
         if verdict is None:  # a second look was needed (D35)
-            verdict = judge.verdict(losses, c, pairs, state.best)
+            verdict, losses, pair = self._judged(state, candidate, losses, pair)
         if pair is not None and not verdict.rejected:
             outcome, products = store(state, pair)  # l. 19, 20
             if method.pair_every_step and not math.isfinite(pair.yy):  # no finite gradient after the step
@@ -170,6 +183,22 @@ class QuasiNewton(Optimizer):
         c.count(outcome)  # l. 26
         c.by_first_look += losses.by_first_look
         self._report(state, outcome, losses, products)
+
+    def _judged(
+        self, state: State, candidate: Tensor, losses: Losses, pair: Offer | None = None
+    ) -> tuple[Verdict, Losses, Offer | None]:
+        """The verdict, the losses that it is by, and the pair if there still is one.
+
+        Nothing is rejected for what the anchor's loss once was (D39). An evaluation takes the memory of a pair that was
+        formed; where it saves the cycle, the function has changed, and the cycle has none.
+        """
+        judge, c, pairs = self._method.judge, state.counters, len(state.pairs)
+        verdict = judge.verdict(losses, c, pairs, state.best)
+        if not verdict.rejected:
+            return verdict, losses, pair
+        with sum_kept(state, candidate) if pair is not None else nullcontext():
+            again = self._watch.with_anchor_again(state, losses)
+        return (verdict if again is losses else judge.verdict(again, c, pairs, state.best)), again, None
 
     def _form_pair(
         self, state: State, sizes: StepSizes, candidate: Tensor, losses: Losses
@@ -296,6 +325,8 @@ class QuasiNewton(Optimizer):
                 f"{UNSTORED_WARNING} cycles in a row stored no curvature pair, so only H0 is used: "
                 "print(opt.explain()) shows why, and what to change"
             )
+        if c.step_multiplier < SHORT_STEPS_WARNING and self._method.judge.test is not None:
+            self._notices.say(SHORT_STEPS)
         sign = -1.0 if self._method.maximize else 1.0
         f_new, f_old = (None if mean is None else sign * mean for mean in losses.means)
         examples = None if losses.new is None else losses.new.numel() if losses.new.dim() else 0

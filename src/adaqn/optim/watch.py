@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adaqn.core.acceptance import PairedTest, mean_loss
+from adaqn.core.acceptance import PairedTest, is_another_function, mean_loss
 from adaqn.core.looks import is_by_all
 from adaqn.core.products import on_host
 from adaqn.evaluation.losses import monitored_loss
@@ -71,6 +71,8 @@ class Watch:
         """Its losses are of other weights, or of another batch."""
         self._at_anchor: list[Tensor] = []
         """Look by look, as far as they are known; kept while the monitoring set is fixed (D8)."""
+        self._anchor_is_of_before = False
+        """Are some of them of an earlier cycle?"""
 
     def anchor_moved(self) -> None:
         """The candidate has become the anchor."""
@@ -116,6 +118,7 @@ class Watch:
         self._at_candidate = []
         summary = state.summary(candidate)
         is_monitored, rotates, is_number = self._settle(state, candidate, summary)
+        self._anchor_is_of_before = bool(self._at_anchor)
         if not is_monitored and self.judge.test is not None:
             self.notices.say(
                 "no monitor was given, so no cycle is rejected by its loss: pass monitor=Monitor(...), "
@@ -199,6 +202,26 @@ class Watch:
         if not math.isfinite(mean_loss(old)):
             return self._left_to_first_look(old)
         return replace(losses, new=together(self._at_candidate), old=old, unread=())
+
+    def with_anchor_again(self, state: State, losses: Losses) -> Losses:
+        """The same with those at the anchor as they are now, if they were of an earlier cycle and have changed (D39).
+
+        Then the function is another one, and the best of before says nothing of it.
+        """
+        if not self._anchor_is_of_before or losses.new is None or losses.old is None:
+            return losses
+        if not math.isfinite(mean_loss(losses.new)):
+            return losses  # rejected in any case
+        parts = self.looks.parts[:1] if losses.by_first_look else self.looks.parts
+        found = on_host(*self._losses_at(state, state.anchor, parts))
+        old = together(found)
+        if old.shape != losses.new.shape:
+            raise ValueError(_lengths(losses.new, old))
+        if not is_another_function(old, losses.old):
+            return losses
+        self._at_anchor = found
+        state.forget_best()
+        return replace(losses, old=old)
 
     def _left_to_first_look(self, old: Tensor) -> Losses:
         """The anchor was accepted on a first look, and is no number on the others: they have nothing to compare."""

@@ -112,9 +112,9 @@ def test_the_file_fixes_the_cells_that_were_promised() -> None:
     methods = {panel.name: {variant.optimizer for variant in panel.variants} for panel in plan.panels}
     assert len(plan.panels) == 19
     newest = {"adaqn", "soap", "adamw", "soap-5", "schedule-free", "prodigy", "muon"}
-    for who, tasks, chosen in ((everything, 4, 1), (newest, 3, 3), ({"adaqn", "soap", "adamw"}, 12, 4)):
+    for who, tasks, used in ((everything, 4, 1), (newest, 3, 3), ({"adaqn", "soap", "adamw"}, 12, 4)):
         theirs = {name for name, found in methods.items() if found == who}
-        assert (len(theirs), len(theirs & set(plan.chosen_on))) == (tasks, chosen)
+        assert (len(theirs), len(theirs & set(plan.chosen_on))) == (tasks, used)
     assert all(panel.base.steps for panel in plan.panels), "steps are fixed, not epochs"
     by_name = {panel.name: panel.base for panel in plan.panels}
     for short in ("dickens-tanh", "nietzsche-lstm"):
