@@ -43,6 +43,24 @@ def test_a_monitor_may_hold_another_batch_in_each_process():
         assert one.tolist() == [3.0, 5.0]
 
 
+def changing_loss():
+    """The monitored loss of one process becomes another function in mid-run (D39)."""
+    w, shift = nn.Parameter(torch.ones(3)), 0.0
+    opt = AdaQN([w], 0.01, monitor=lambda: w.detach().square() + shift, cycle_length=1, warm_up=0)
+    for step in range(10):
+        if step == 5 and dist.get_rank() == 1:
+            shift = 100.0
+        w.grad = 2.0 * w.detach()
+        opt.step()
+    return opt.stats.rejected, opt.stats.cycles, w.detach()
+
+
+def test_processes_evaluate_the_anchor_again_together():
+    (rejected, cycles, w), other = run_processes(2, changing_loss)
+    assert (rejected, cycles) == other[:2] == (0, 10)
+    assert torch.equal(w, other[2])
+
+
 def failing_monitor():
     w = nn.Parameter(torch.ones(3))
 
