@@ -128,6 +128,7 @@ def test_the_file_fixes_the_cells_that_were_promised() -> None:
         ("dickens-tanh-long-630", 630), ("dickens-tanh-long-1260", 1260),
         ("nietzsche-lstm-long-630", 630), ("nietzsche-lstm-long-1260", 1260),
     ]  # fmt: skip
+    assert not chosen(plan, [plan.shorter[0].name], []).is_whole, "shorter runs alone are of this study too"
 
 
 def test_what_presets_are_chosen_by_is_run_first_and_nothing_twice_or_never() -> None:

@@ -45,7 +45,7 @@ class Plan:
     @property
     def is_whole(self) -> bool:
         """Is it about whole batches, counted in evaluations?"""
-        return all(is_whole(panel.base.task) for panel in self.panels)
+        return all(is_whole(panel.base.task) for panel in (*self.panels, *self.shorter))
 
     def in_order(self) -> Plan:
         """As it is run: what presets are chosen by comes first, then the first methods elsewhere, then the rest."""
