@@ -139,7 +139,7 @@ def _tried(trial: dict[str, Any], optimizer: str) -> list[tuple[Point, Tried]]:
     """None if this version has no such choice, or if it is not known how long it took."""
     told = {name: value for name, value in trial.items() if name not in ("lr", "valid_loss", "seconds")}
     known = choices(optimizer)
-    if told not in known or "seconds" not in trial:
+    if told not in known or not trial.get("seconds"):
         return []
     loss = math.inf if trial["valid_loss"] is None else trial["valid_loss"]
     return [(Point(trial["lr"], known.index(told)), Tried(loss, trial["seconds"]))]

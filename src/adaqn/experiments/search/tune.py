@@ -124,7 +124,7 @@ class CurveSearch:
 
     def results(self) -> dict[str, Any]:
         """The best point, and every point with its validation loss."""
-        points = [{**self._described(point), "seconds": round(tried.seconds, 2)} for point, tried in self.tried.items()]
+        points = [{**self._described(point), "seconds": tried.seconds} for point, tried in self.tried.items()]
         points.sort(key=lambda point: (point["valid_loss"], point["lr"]))
         best = self.best()
         return {"best": None if best is None else self._described(best), "trials": points}
