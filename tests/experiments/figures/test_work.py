@@ -82,6 +82,12 @@ def test_the_family_is_every_method_on_three_tasks_with_budgets_in_time(tmp_path
     jobs = FigureWork(spec, 3, tmp_path).due()
     assert len(jobs) == 3 * len(FAMILY), "one point each, until it is known how long one takes"
     assert len(set(FAMILY)) == 16
+    by_method = {job.config.optimizer: job.config for job in jobs if job.config.task == "addition"}
+    adam, hf = by_method["adam"], by_method["hf"]
+    assert (adam.steps, hf.steps) == (3_000, 300), "a step of Hessian-Free takes up to a hundred gradients"
+    assert adam.steps * adam.evaluations == hf.steps * hf.evaluations, "as many points in a curve"
+    characters = {job.config.optimizer: job.config for job in jobs if job.config.task == "char-lm"}
+    assert characters["hf"].epochs == characters["adam"].epochs / 10
 
 
 # ---------------------------------------------------------------------- what there is of it

@@ -73,7 +73,7 @@ class CurveWork:
             return Left(cell, optimizer, len(jobs), sum(parts))
         assert isinstance(self.known, CurveSearch)
         points = max(0, (self.known.count or self.known.budget) - self.known.finished_runs())
-        of_search, of_runs = points * units(self.known.base), self.seeds * units(self.panel.base)
+        of_search, of_runs = points * units(self.known.base), self.seeds * units(self.variant.on(self.panel.base))
         return Left(cell, optimizer, points + self.seeds, of_search + of_runs)
 
     def curve(self) -> Curve:
@@ -95,7 +95,7 @@ class CurveWork:
         if not begun:
             return note
         next_one = max(begun, key=lambda run: run.share)
-        count, word = units(self.panel.base), "steps" if self.panel.base.steps else "epochs"
+        count, word = units(self.variant.on(self.panel.base)), "steps" if self.panel.base.steps else "epochs"
         return f"{note}, {next_one.share * count:.3g} of {count:g} {word} of the {'next' if done else 'first'}"
 
 
@@ -167,6 +167,6 @@ def costs(work: FigureWork, data_dir: Path | None) -> list[Cost]:
             continue
         example = open_run((curve.chosen() or [curve.variant.on(curve.panel.base)])[0], None, data_dir)
         whole = cost_of(*names, left.runs, example)
-        share = left.units / (left.runs * units(curve.panel.base))  # a run of a search may be shorter
+        share = left.units / (left.runs * units(curve.variant.on(curve.panel.base)))  # a run of a search may be shorter
         found.append(replace(whole, seconds_per_run=share * whole.seconds_per_run))
     return found
