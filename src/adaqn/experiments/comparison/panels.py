@@ -43,10 +43,10 @@ class Variant:
         """With as many evaluations in the whole run."""
         if self.length == 1.0:
             return base
-        more = {"evaluations": round(base.evaluations / self.length)}
+        base = replace(base, evaluations=round(base.evaluations / self.length))
         if base.steps is not None:
-            return replace(base, steps=max(1, round(self.length * base.steps)), **more)
-        return replace(base, epochs=self.length * base.epochs, **more)
+            return replace(base, steps=max(1, round(self.length * base.steps)))
+        return replace(base, epochs=self.length * base.epochs)
 
 
 def as_it_comes(optimizer: str) -> Variant:
