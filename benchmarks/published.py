@@ -18,6 +18,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -29,16 +30,17 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from adaqn.baselines import KFAC, SFO, HessianFree
 from adaqn.experiments.data.digits import load_digits
 from adaqn.experiments.problems.tasks import addition_problem
+from adaqn.experiments.training.stepping import take_step
 
 # ---------------------------------------------------------------------- SFO
 
 VISIBLE, HIDDEN, VECTORS, MINIBATCHES = 20, 10, 100_000, 31
 PASSES = (1, 2, 5, 10, 21)
 """After which the loss is printed; the demo ends after 21."""
-RIVALS: dict[str, tuple[Callable[..., torch.optim.Optimizer], dict[str, Any], tuple[float, ...]]] = {
-    "SGD with momentum": (torch.optim.SGD, {"momentum": 0.9}, (0.003, 0.01, 0.03, 0.1, 0.3)),
-    "Adagrad": (torch.optim.Adagrad, {}, (0.1, 0.3, 1.0, 3.0, 10.0)),
-    "Adam": (torch.optim.Adam, {}, (0.003, 0.01, 0.03, 0.1, 0.3)),
+RIVALS: dict[str, tuple[Callable[..., torch.optim.Optimizer], tuple[float, ...]]] = {
+    "SGD with momentum": (partial(torch.optim.SGD, momentum=0.9), (0.003, 0.01, 0.03, 0.1, 0.3)),
+    "Adagrad": (torch.optim.Adagrad, (0.1, 0.3, 1.0, 3.0, 10.0)),
+    "Adam": (torch.optim.Adam, (0.003, 0.01, 0.03, 0.1, 0.3)),
 }
 
 
@@ -71,21 +73,21 @@ def mean_loss(model: nn.Module, batches: list[Tensor]) -> float:
     return statistics.fmean(float(model(batch)) for batch in batches)
 
 
-def ours(seed: int, lr: float = 1.0) -> list[float]:
+def trained(seed: int, make: Callable[[Any], torch.optim.Optimizer]) -> list[float]:
+    """The loss after each of ``PASSES``."""
     batches, start = demo(seed)
-    model = Tied(start)
-    opt, found = SFO(model.parameters(), batches=MINIBATCHES, lr=lr), []
-    for evaluation in range(1, MINIBATCHES * PASSES[-1] + 1):
-        index = opt.next_index()
+    model, found = Tied(start), []
+    opt = make(model.parameters())
+    for evaluation in range(MINIBATCHES * PASSES[-1]):
+        index = opt.next_index() if isinstance(opt, SFO) else evaluation % MINIBATCHES
 
-        def closure(batch: Tensor = batches[index]) -> Tensor:
-            opt.zero_grad()
-            loss: Tensor = model(batch)
-            torch.autograd.backward(loss)
-            return loss
+        def forward(batch: Tensor = batches[index]) -> tuple[Tensor, Tensor]:
+            loss = model(batch)
+            return loss, loss
 
-        opt.step(closure, index)
-        if evaluation in [MINIBATCHES * passes for passes in PASSES]:
+        take_step(opt, "indexed" if isinstance(opt, SFO) else "plain", forward, index)
+        passes, rest = divmod(evaluation + 1, MINIBATCHES)
+        if not rest and passes in PASSES:
             found.append(mean_loss(model, batches))
     return found
 
@@ -120,27 +122,13 @@ def authors(seed: int, file: Path) -> list[float]:
     return found
 
 
-def rival(seed: int, make: Callable[..., torch.optim.Optimizer], options: dict[str, Any], lr: float) -> list[float]:
-    batches, start = demo(seed)
-    model, found = Tied(start), []
-    opt = make(model.parameters(), lr=lr, **options)
-    for passes in range(1, PASSES[-1] + 1):
-        for batch in batches:
-            opt.zero_grad()
-            model(batch).backward()
-            opt.step()
-        if passes in PASSES:
-            found.append(mean_loss(model, batches))
-    return found
-
-
 def print_sfo(seeds: int, file: Path | None) -> None:
-    rows = {"SFO (adaqn)": [ours(seed) for seed in range(seeds)]}
+    rows = {"SFO (adaqn)": [trained(seed, partial(SFO, batches=MINIBATCHES)) for seed in range(seeds)]}
     if file is not None:
         rows["SFO (authors)"] = [authors(seed, file) for seed in range(seeds)]
-    for name, (make, options, sizes) in RIVALS.items():
-        best = min(sizes, key=lambda lr: _finite(rival(0, make, options, lr)[-1]))
-        rows[f"{name}, lr {best:g}"] = [rival(seed, make, options, best) for seed in range(seeds)]
+    for name, (make, sizes) in RIVALS.items():
+        best = min(sizes, key=lambda lr: _finite(trained(0, partial(make, lr=lr))[-1]))
+        rows[f"{name}, lr {best:g}"] = [trained(seed, partial(make, lr=best)) for seed in range(seeds)]
     print(f"\n| loss after passes | {' | '.join(map(str, PASSES))} |\n|{'---|' * (len(PASSES) + 1)}")
     for name, runs in rows.items():
         means = [statistics.fmean(values) for values in zip(*runs, strict=True)]
@@ -196,7 +184,7 @@ def train_autoencoder(method: str, lr: float, images: Tensor, iterations: int) -
                 torch.autograd.backward(_cross_entropy(logits, drawn), retain_graph=True)
         torch.autograd.backward(_cross_entropy(logits, batch))
         opt.step()
-        if iteration % (iterations // 5) == 0:
+        if iteration % max(1, iterations // 5) == 0 or iteration == iterations:
             with torch.no_grad():
                 error = float((torch.sigmoid(model(shown)) - shown).square().sum(1).mean())
             found.append((iteration, error, time.perf_counter() - begun))
@@ -214,7 +202,7 @@ def print_kfac(iterations: int, data_dir: Path | None) -> None:
     images = load_digits("mnist", data_dir).splits["train"][0].flatten(1)
     print("\n| method | lr | iterations | squared error of an image | seconds |\n|---|---|---|---|---|")
     for method, sizes in KFAC_SIZES.items():
-        runs = {lr: train_autoencoder(method, lr, images, iterations // 3) for lr in sizes}
+        runs = {lr: train_autoencoder(method, lr, images, max(1, iterations // 3)) for lr in sizes}
         best = min(runs, key=lambda lr: _finite(runs[lr][-1][1]))
         for iteration, error, seconds in train_autoencoder(method, best, images, iterations):
             print(f"| {method} | {best:g} | {iteration} | {error:.2f} | {seconds:.0f} |", flush=True)

@@ -12,7 +12,7 @@ from adaqn.experiments.commands.app import app
 from adaqn.experiments.comparison.panels import plan, with_optimizers, with_panels
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.figures import specs
-from adaqn.experiments.figures.specs import FIGURES, PLAIN, SCALES, figure_spec
+from adaqn.experiments.figures.specs import FIGURES, SCALES, figure_spec
 from adaqn.experiments.figures.tuning_file import base_json, key, packaged, read_tuning, tuned_by
 from adaqn.experiments.figures.work import FigureWork
 from adaqn.experiments.search.points import IN_TIME
@@ -185,12 +185,12 @@ def test_mistakes_are_one_clear_error(tmp_path):
     with pytest.raises(UserError, match="no panel of lm is called moby"):
         with_panels(figure_spec("lm", "quick"), ["moby"])
     with pytest.raises(UserError, match="fixed"):
-        with_optimizers(figure_spec("ablation", "quick"), PLAIN, ["adam"])
+        with_optimizers(figure_spec("ablation", "quick"), ["adam"])
     with pytest.raises(UserError, match="seeds must be from 1 to 1000"):
         plan(spec, 0)
 
 
 def test_other_optimizers_and_fewer_panels_can_be_asked_for():
-    spec = with_panels(with_optimizers(figure_spec("lm", "quick"), PLAIN, ["adam", "nag"]), ["dickens"])
+    spec = with_panels(with_optimizers(figure_spec("lm", "quick"), ["adam", "nag"]), ["dickens"])
     assert [panel.title for panel in spec.panels] == ["Dickens, tanh", "Dickens, ReLU"]
     assert [variant.label for variant in spec.panels[0].variants] == ["Adam", "NAG"]

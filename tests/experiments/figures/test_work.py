@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from adaqn.experiments.commands import figure as command
 from adaqn.experiments.commands.app import app
 from adaqn.experiments.comparison import plots
-from adaqn.experiments.comparison.panels import Comparison, Curve, Panel, Variant, View
+from adaqn.experiments.comparison.panels import Comparison, Curve, Panel, Variant, View, with_optimizers
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.figures import specs
 from adaqn.experiments.figures.kept import MOST_POINTS, file_of, keep, kept_curves
@@ -88,6 +88,8 @@ def test_the_family_is_every_method_on_three_tasks_with_budgets_in_time(tmp_path
     assert adam.steps * adam.evaluations == hf.steps * hf.evaluations, "as many points in a curve"
     characters = {job.config.optimizer: job.config for job in jobs if job.config.task == "char-lm"}
     assert characters["hf"].epochs == characters["adam"].epochs / 10
+    asked = FigureWork(with_optimizers(spec, ["hf", "adaqn"]), 3, tmp_path).due()
+    assert {job.config.identity() for job in asked} < {job.config.identity() for job in jobs}, "the figure's own curves"
 
 
 # ---------------------------------------------------------------------- what there is of it

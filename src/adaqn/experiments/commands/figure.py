@@ -22,7 +22,7 @@ from adaqn.experiments.comparison.summary import summary_rows
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.figures.kept import file_of, keep, kept_curves, kept_rows
 from adaqn.experiments.figures.pinn import RIVALS
-from adaqn.experiments.figures.specs import FIGURES, PLAIN, figure_spec
+from adaqn.experiments.figures.specs import FIGURES, figure_spec
 from adaqn.experiments.figures.sweep import draw_sweep, sweep_rows
 from adaqn.experiments.figures.tuning_file import packaged, tuned_by, write_tuning
 from adaqn.experiments.figures.work import FigureWork, costs
@@ -128,7 +128,7 @@ def figure(
     def spec_of(name: str) -> Comparison:
         spec = panels.with_sizes(figure_spec(name, scale), epochs=epochs, threads=threads, device=device)
         if optimizers:
-            spec = panels.with_optimizers(spec, PLAIN, [optimizer for optimizer, _ in parse_optimizers(optimizers)])
+            spec = panels.with_optimizers(spec, [optimizer for optimizer, _ in parse_optimizers(optimizers)])
         return panels.with_panels(spec, panel) if panel else spec
 
     def stem(name: str) -> Path:

@@ -142,12 +142,13 @@ class Curve:
         return found
 
 
-def with_optimizers(comparison: Comparison, variants: dict[str, Variant], names: list[str]) -> Comparison:
-    """Other curves than its own: those of ``variants`` by name, or optimizers as they come."""
-    own = {variant.options for panel in comparison.panels for variant in panel.variants}
-    if comparison.sweep is not None or own != {()}:
+def with_optimizers(comparison: Comparison, names: list[str]) -> Comparison:
+    """Only these curves: its own of that name, at once and with all seeds, or optimizers as they come."""
+    variants = [variant for panel in comparison.panels for variant in panel.variants]
+    if comparison.sweep is not None or any(variant.options for variant in variants):
         raise UserError(f"the curves of {comparison.name} are fixed: it compares variants of one method")
-    chosen = tuple(variants.get(name) or as_it_comes(name) for name in names)
+    own = {variant.name: replace(variant, rank=0, most_seeds=MOST_SEEDS) for variant in variants}
+    chosen = tuple(own.get(name) or as_it_comes(name) for name in names)
     return replace(comparison, panels=tuple(replace(panel, variants=chosen) for panel in comparison.panels))
 
 

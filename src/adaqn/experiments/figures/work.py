@@ -32,12 +32,17 @@ class CurveWork:
         self.seeds = min(seeds, variant.most_seeds)
         self._finished = {runs / name: run for name, run in kept.items()}
 
+    @property
+    def base(self) -> RunConfig:
+        """A whole run of it, before its step size is known."""
+        return self.variant.on(self.panel.base)
+
     def chosen(self) -> list[RunConfig]:
         """Its runs with seed 0: one, in a sweep one for each step size, and none while the search goes on."""
         if isinstance(self.known, list):
             return self.known
         best = self.known.best() if self.known.is_over() else None
-        return [] if best is None else [configured(self.variant.on(self.panel.base), best)]
+        return [] if best is None else [configured(self.base, best)]
 
     def planned(self) -> list[Job]:
         """Its runs, those that are finished too; the group is the seed."""
@@ -73,7 +78,7 @@ class CurveWork:
             return Left(cell, optimizer, len(jobs), sum(parts))
         assert isinstance(self.known, CurveSearch)
         points = max(0, (self.known.count or self.known.budget) - self.known.finished_runs())
-        of_search, of_runs = points * units(self.known.base), self.seeds * units(self.variant.on(self.panel.base))
+        of_search, of_runs = points * units(self.known.base), self.seeds * units(self.base)
         return Left(cell, optimizer, points + self.seeds, of_search + of_runs)
 
     def curve(self) -> Curve:
@@ -95,7 +100,7 @@ class CurveWork:
         if not begun:
             return note
         next_one = max(begun, key=lambda run: run.share)
-        count, word = units(self.variant.on(self.panel.base)), "steps" if self.panel.base.steps else "epochs"
+        count, word = units(self.base), "steps" if self.base.steps else "epochs"
         return f"{note}, {next_one.share * count:.3g} of {count:g} {word} of the {'next' if done else 'first'}"
 
 
@@ -165,8 +170,8 @@ def costs(work: FigureWork, data_dir: Path | None) -> list[Cost]:
         if not left.runs:
             found.append(Cost(*names, 0, 0.0))
             continue
-        example = open_run((curve.chosen() or [curve.variant.on(curve.panel.base)])[0], None, data_dir)
+        example = open_run((curve.chosen() or [curve.base])[0], None, data_dir)
         whole = cost_of(*names, left.runs, example)
-        share = left.units / (left.runs * units(curve.variant.on(curve.panel.base)))  # a run of a search may be shorter
+        share = left.units / (left.runs * units(curve.base))  # a run of a search may be shorter
         found.append(replace(whole, seconds_per_run=share * whole.seconds_per_run))
     return found
