@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -16,6 +16,7 @@ from rich.progress import (
     TaskProgressColumn,
     TextColumn,
     TimeRemainingColumn,
+    track,
 )
 from rich.table import Table
 
@@ -231,6 +232,11 @@ def work_bar(left: Callable[[], list[Left]], workers: int, until: float, *, quie
 def say(line: str, quiet: bool) -> None:
     if not quiet:
         Console().print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def timed(costs: Iterable[Cost], total: int, *, quiet: bool = False) -> list[Cost]:
+    """One after the other: a few steps of a large model take a minute."""
+    return list(track(costs, "timing a few steps of each curve", total, console=Console(stderr=True, quiet=quiet)))
 
 
 def print_costs(costs: Sequence[Cost], workers: int, console: Console) -> None:

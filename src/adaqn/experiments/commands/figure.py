@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from adaqn.experiments.commands.compare import parse_optimizers
-from adaqn.experiments.commands.display import print_costs, say, screen
+from adaqn.experiments.commands.display import print_costs, say, screen, timed
 from adaqn.experiments.commands.options import AsJson, BudgetHours, DataDir, Device, DtypeName, ManyWorkers, Threads
 from adaqn.experiments.commands.physics_figure import noise_figure, over, pinn_figure, redraw_noise
 from adaqn.experiments.commands.working import run_what_fits, tell_end
@@ -146,7 +146,7 @@ def figure(
     known = None if searches_all else tuned_by(path or packaged(scale), strict=scale == "quick" or path is not None)
     work = FigureWork(spec, seeds, out / "runs", data_dir, known, kept / home(spec))
     if only_plan:
-        found = costs(work, data_dir)
+        found = timed(costs(work, data_dir), len(work.curves), quiet=as_json)
         if as_json:
             print(json_text([{**asdict(cost), "hours": cost.hours} for cost in found], indent=2))
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -162,16 +162,14 @@ def _known(
     return {variant: searched[variant.name] if config is None else [config] for variant, config in tuned.items()}
 
 
-def costs(work: FigureWork, data_dir: Path | None) -> list[Cost]:
+def costs(work: FigureWork, data_dir: Path | None) -> Iterator[Cost]:
     """What each curve that is not finished will take, from a few real steps of it: its search and its runs."""
-    found = []
     for curve in work.curves:
         left, names = curve.left(), (curve.panel.title, curve.variant.label)
         if not left.runs:
-            found.append(Cost(*names, 0, 0.0))
+            yield Cost(*names, 0, 0.0)
             continue
         example = open_run((curve.chosen() or [curve.base])[0], None, data_dir)
         whole = cost_of(*names, left.runs, example)
         share = left.units / (left.runs * units(curve.base))  # a run of a search may be shorter
-        found.append(replace(whole, seconds_per_run=share * whole.seconds_per_run))
-    return found
+        yield replace(whole, seconds_per_run=share * whole.seconds_per_run)
