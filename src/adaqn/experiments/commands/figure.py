@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from adaqn.experiments.commands.compare import parse_optimizers
-from adaqn.experiments.commands.display import print_costs, say, screen, timed
+from adaqn.experiments.commands.display import loss_text, print_costs, say, screen, timed
 from adaqn.experiments.commands.options import AsJson, BudgetHours, DataDir, Device, DtypeName, ManyWorkers, Threads
 from adaqn.experiments.commands.physics_figure import noise_figure, over, pinn_figure, redraw_noise
 from adaqn.experiments.commands.working import run_what_fits, tell_end
@@ -252,7 +252,7 @@ def print_rows(rows: list[dict[str, object]], spec: Comparison) -> None:
         table.add_row(
             str(row["panel"]), str(row["curve"]), f"{row['lr']:g}",
             ", ".join(f"{name}={value}" for name, value in options.items()) or "–",
-            f"{test['mean']:.3f}", f"{test['low']:.3f} to {test['high']:.3f}", f"{valid['mean']:.3f}",
+            loss_text(test["mean"]), f"{loss_text(test['low'])} to {loss_text(test['high'])}", loss_text(valid["mean"]),
             f"{passes['mean']:.0f}" if isinstance(passes, dict) else "–", str(row["seconds"]),
             "/".join(str(count) for count in cycles.values()) if isinstance(cycles, dict) else "–",
             str(row.get("missing", "–")),
