@@ -80,6 +80,8 @@ class View:
 
     metric: str = "test_loss"
     against: str = "epoch"
+    wide: bool = False
+    """Do methods differ by orders of magnitude? Then axes may be logarithmic."""
 
 
 @dataclass(frozen=True)

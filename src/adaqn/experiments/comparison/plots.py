@@ -6,6 +6,7 @@ import io
 import math
 import textwrap
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from adaqn.experiments.comparison.dark import RC, with_dark_mode
 from adaqn.experiments.comparison.labels import chief, label_ends
@@ -45,10 +47,14 @@ LETTERS = 56
 """Of a line of the title on a phone."""
 MOST_ON_PHONE = 6
 """Curves of a panel."""
+MOST_ALIKE = 3
+"""Curves of which the same is missing, each in a line of its own."""
 BEGUN = 0.6
 """The share that is shown where the first steps say nothing."""
-DECADES_APART = 30.0
+DECADES_APART = 25.0
 """Losses that fall by more than this factor are drawn on a logarithmic axis, where that is allowed."""
+ABOVE = 3.0
+"""Times the highest start and below the lowest loss, where a logarithmic axis ends."""
 
 
 def line_of(runs: Sequence[Finished], label: str, view: View) -> Line:
@@ -137,6 +143,7 @@ def frame(
     top, bottom = max(starts), min(ends)
     if logarithmic and 0.0 < bottom < top / DECADES_APART:
         axes.set_yscale("log")
+        axes.set_ylim(bottom / ABOVE, min(axes.get_ylim()[1], ABOVE * top))
         return
     later = [value for line in lines for value in line.mean[len(line.mean) // 2 :] if value <= top] if with_ends else []
     axes.set_ylim(
@@ -248,7 +255,7 @@ def draw_panel(axes: Axes, shown: Sequence[Curve], panel: Panel, view: View, *, 
             continue
         drawn = line_of(curve.shown, curve.variant.label, view)
         if not short:
-            drawn = replace(drawn, label=f"{drawn.label}  {drawn.mean[-1]:{'.2e' if whole else '.3f'}}")
+            drawn = replace(drawn, label=f"{drawn.label}  {_end(drawn.mean[-1], whole)}")
         if curve.variant.options or len(shown) > len(PALETTE):  # one optimizer in several variants, or very many
             turn, place = divmod(index, len(PALETTE))
             drawn = replace(drawn, colour=PALETTE[place], style=STYLES[turn % len(STYLES)])
@@ -263,15 +270,25 @@ def draw_panel(axes: Axes, shown: Sequence[Curve], panel: Panel, view: View, *, 
     names = {**NAMES, **WHOLE_NAMES} if whole else NAMES
     name_axes(axes, names[view.against], with_unit(names[view.metric], unit, phone=short), panel.title)
     if view.metric == "test_loss":
-        frame(axes, [*lines, *thin], shown=BEGUN, logarithmic=whole, with_ends=True)
+        frame(axes, [*lines, *thin], shown=BEGUN, logarithmic=whole or view.wide, with_ends=True)
     elif view.metric == "average_memory":
         axes.set_ylim(bottom=0.0)
+    if view.wide and view.against != "step":  # a run of one method takes as long as a hundred of another
+        axes.set_xscale("log", nonpositive="mask")
+        axes.xaxis.set_minor_formatter(NullFormatter())
     return lines
 
 
+def _end(loss: float, whole: bool) -> str:
+    """The last value, as it stands beside the name of its curve."""
+    return f"{loss:.2e}" if whole or not 0.001 <= abs(loss) < 1e4 else f"{loss:.3f}"
+
+
 def note_missing(axes: Axes, notes: Mapping[str, str]) -> None:
-    """What there is not yet of the curves, in the corner where losses leave room."""
-    said = "\n".join(f"{label}: {note}" for label, note in notes.items())
+    """What there is not yet of the curves, in the corner where losses leave room; of many curves alike, one line."""
+    alike = Counter(notes.values())
+    single = [f"{label}: {note}" for label, note in notes.items() if alike[note] <= MOST_ALIKE]
+    said = "\n".join([*(f"{count} curves: {note}" for note, count in alike.items() if count > MOST_ALIKE), *single])
     if said:
         axes.text(0.98, 0.98, said, transform=axes.transAxes, ha="right", va="top", fontsize=7)
 

@@ -167,7 +167,7 @@ def figure_spec(name: str, scale: str) -> Comparison:
     if name == "addition":
         return Comparison(name, "The addition problem: test loss", _addition(scale), columns=2)
     if name == "family":
-        views = tuple(View(against=against) for against in ("step", "passes", "seconds"))
+        views = tuple(View(against=against, wide=True) for against in ("step", "passes", "seconds"))
         return Comparison(name, "The whole family: test loss", _family(), views)
     if name == "ablation":
         changes = {"variants": ABLATION, "search": "lr", "budget": 6}
