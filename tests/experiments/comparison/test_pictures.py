@@ -2,13 +2,17 @@
 
 import math
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 
 from adaqn.experiments.comparison import plots
 from adaqn.experiments.comparison.dark import DARK, PAPER
 from adaqn.experiments.comparison.labels import CHIEF, chief, label_ends, spread_out
-from adaqn.experiments.comparison.look import PALETTE, Line
+from adaqn.experiments.comparison.look import PALETTE, Line, colour
+from adaqn.experiments.comparison.panels import Curve, Panel, View, as_it_comes
+from adaqn.experiments.training.config import RunConfig
+from adaqn.experiments.training.folder import Finished
 
 
 def line(label, *values, **more):
@@ -94,4 +98,20 @@ def test_on_a_phone_panels_stand_below_each_other_with_the_same_heights():
     axes[0][0].set_ylim(1.0, 2.0)
     assert axes[0][1].get_ylim() == (1.0, 2.0)
     assert axes[1][0].get_ylim() != (1.0, 2.0)
+    plots.plt.close(figure)
+
+
+def test_two_methods_of_a_panel_never_look_alike():
+    """AdaQN and SFO have the same colour where they do not meet."""
+    base = RunConfig(task="addition")
+    panel = Panel("", base, tuple(as_it_comes(name) for name in ("adaqn", "sfo", "adam")))
+    curves = []
+    for variant in panel.variants:
+        result = {"config": {"optimizer": variant.optimizer, "seed": 0}, "unit": "", "final": {"test_loss": 1.0}}
+        metrics = [{"step": step, "epoch": step, "test_loss": 2.0 - step} for step in (0, 1)]
+        curves.append(Curve(panel, variant, (Finished(Path(), result, metrics, 1.0),)))
+    figure, axes = plots.panels(plots.DESKTOP, 1, 1)
+    lines = plots.draw_panel(axes[0][0], curves, panel, View())
+    assert colour("adaqn") == colour("sfo")
+    assert len({(line.colour, line.style) for line in lines}) == 3
     plots.plt.close(figure)

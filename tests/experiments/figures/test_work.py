@@ -313,4 +313,4 @@ def test_the_family_with_methods_of_every_kind(inline, tmp_path, monkeypatch):
     assert rows["Adam"]["passes"]["mean"] == steps
     assert rows["oLBFGS"]["passes"]["mean"] == 2 * steps, "two gradients of each batch"
     assert rows["Hessian-Free"]["passes"]["mean"] > 3 * steps
-    assert (tmp_path / "family-quick-part.png").stat().st_size > 10_000
+    assert (tmp_path / "family-quick-part-addition.png").stat().st_size > 10_000, "a picture of every panel"

@@ -101,6 +101,8 @@ class Comparison:
     panels: tuple[Panel, ...]
     views: tuple[View, ...] = (View(),)
     columns: int = 3
+    apart: bool = False
+    """Is every panel, with all its views, a picture of its own?"""
     downwards: bool = False
     """Do panels fill one column after the other, and not one row after the other?"""
     sweep: Sweep | None = None

@@ -20,6 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
+from adaqn.experiments.comparison.compact import compact
 from adaqn.experiments.comparison.dark import RC, with_dark_mode
 from adaqn.experiments.comparison.labels import chief, label_ends
 from adaqn.experiments.comparison.look import PALETTE, Line, colour, line
@@ -177,8 +178,10 @@ def save(figure: Figure, stem: Path, kinds: Sequence[str] = ("png", "svg")) -> l
             warnings.filterwarnings("ignore", 'Creating legend with loc="best"')  # only that the machine was busy
             figure.savefig(buffer, format=kind, dpi=160, bbox_inches="tight", metadata=metadata)
         contents = buffer.getvalue()
+        if kind == "svg":
+            contents = with_dark_mode(compact(contents.decode()), PALETTE).encode()
         path = stem.with_suffix(f".{kind}")
-        write_atomically(path, with_dark_mode(contents.decode(), PALETTE).encode() if kind == "svg" else contents)
+        write_atomically(path, contents)
         written.append(path)
     plt.close(figure)
     return written
@@ -199,6 +202,18 @@ def draw_comparison(
     comparison: Comparison, curves: Sequence[Curve], stem: Path, subtitle: str = "", *, phone: bool = False
 ) -> list[Path]:
     """PNG and SVG of all panels, each in all its views; and a smaller picture for a phone, if asked for."""
+    if comparison.apart:
+        return [
+            file
+            for panel in comparison.panels
+            for file in draw_comparison(
+                replace(comparison, panels=(panel,), apart=False),
+                [curve for curve in curves if curve.panel.cell == panel.cell],
+                stem.with_name(f"{stem.name}-{panel.cell.removeprefix(f'{comparison.name}-').replace('/', '-')}"),
+                subtitle,
+                phone=phone,
+            )
+        ]
     if phone:
         return save_both(lambda narrow: comparison_figure(comparison, curves, subtitle, phone=narrow), stem)
     return save(comparison_figure(comparison, curves, subtitle), stem)
@@ -250,13 +265,14 @@ def draw_panel(axes: Axes, shown: Sequence[Curve], panel: Panel, view: View, *, 
     Returns the lines that have a name.
     """
     lines, thin, whole = [], [], is_whole(panel.base.task)
+    alike = len({colour(curve.variant.optimizer) for curve in shown}) < len(shown)
     for index, curve in enumerate(shown):
         if not curve.runs:
             continue
         drawn = line_of(curve.shown, curve.variant.label, view)
         if not short:
             drawn = replace(drawn, label=f"{drawn.label}  {_end(drawn.mean[-1], whole)}")
-        if curve.variant.options or len(shown) > len(PALETTE):  # one optimizer in several variants, or very many
+        if alike:  # one optimizer in several variants, or more methods than colours
             turn, place = divmod(index, len(PALETTE))
             drawn = replace(drawn, colour=PALETTE[place], style=STYLES[turn % len(STYLES)])
         lines.append(drawn)
