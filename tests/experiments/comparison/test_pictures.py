@@ -115,3 +115,21 @@ def test_two_methods_of_a_panel_never_look_alike():
     assert colour("adaqn") == colour("sfo")
     assert len({(line.colour, line.style) for line in lines}) == 3
     plots.plt.close(figure)
+
+
+def test_the_later_losses_of_a_long_run_fill_its_panel():
+    """And a short one is shown from where most of the losses are, as ever."""
+    for values, most in (([4.0, 2.0, *(1.5 - 0.001 * i for i in range(99))], 1.6), ([4.0, 2.0, 1.5, 1.4], 3.0)):
+        figure, axes = plots.panels(plots.DESKTOP, 1, 1)
+        plots.frame(axes[0][0], [line("one", *values)], shown=plots.BEGUN, after=plots.SETTLED)
+        assert values[-1] < axes[0][0].get_ylim()[1] < most
+        plots.plt.close(figure)
+
+
+def test_a_panel_without_a_curve_measures_nothing():
+    panel = Panel("", RunConfig(task="addition"), (as_it_comes("adam"),))
+    figure, axes = plots.panels(plots.DESKTOP, 1, 1)
+    assert plots.draw_panel(axes[0][0], [Curve(panel, panel.variants[0], (), "not run")], panel, View()) == []
+    assert [text.get_text() for text in axes[0][0].texts] == ["Adam: not run"]
+    assert len(axes[0][0].get_xticks()) == len(axes[0][0].get_yticks()) == 0
+    plots.plt.close(figure)

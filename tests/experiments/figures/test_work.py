@@ -111,7 +111,7 @@ def test_what_there_is_says_how_much_of_it_there_is(begun):
     adam, sgd, soap = (curve.curve() for curve in begun.curves)
     assert adam.note == "1 of 2 seeds, 1 of 2 epochs of the next"
     assert sgd.note == "0 of 2 seeds, 1 of 2 epochs of the first"
-    assert soap.note == "0 of 1 seeds"
+    assert soap.note == "not run"
     assert ([run.share for run in adam.runs], [run.share for run in sgd.runs], soap.runs) == ([1.0, 0.5], [0.5], ())
     assert adam.shown == adam.runs[:1]
     left = {part.optimizer: (part.runs, part.units) for part in begun.left()}
@@ -127,7 +127,7 @@ def test_what_there_is_is_drawn_as_far_as_it_goes(begun):
     [thin] = [drawn for drawn in axes.lines if drawn.get_label() == "_"]
     assert thin.get_xdata()[-1] == 1.0
     [missing] = [text.get_text().splitlines() for text in axes.texts]
-    for name, note in (("adam", "1 of 2 seeds"), ("sgd", "0 of 2 seeds, 1 of 2 epochs"), ("soap", "0 of 1 seeds")):
+    for name, note in (("adam", "1 of 2 seeds"), ("sgd", "0 of 2 seeds, 1 of 2 epochs"), ("soap", "not run")):
         assert any(line.startswith(name) and note in line for line in missing)
     plots.plt.close(figure)
 
@@ -137,7 +137,7 @@ def test_a_search_at_work_says_how_far_it_is(tmp_path, inline):
     job = work.due()[0]
     run_one(job.config, job.folder)
     assert len(work.due()) == 3 + 3 + 3 - 1
-    assert work.curves[0].curve() == Curve(work.curves[0].panel, ADAM, (), "searching: 1 of 3 runs")
+    assert work.curves[0].curve() == Curve(work.curves[0].panel, ADAM, (), "search: 1 of 3 runs")
 
 
 # ---------------------------------------------------------------------- what is kept

@@ -52,6 +52,8 @@ MOST_ALIKE = 3
 """Curves of which the same is missing, each in a line of its own."""
 BEGUN = 0.6
 """The share that is shown where the first steps say nothing."""
+SETTLED = 0.05
+"""Of a long run: what lies above all its later losses is not shown, or they would be one flat line."""
 DECADES_APART = 25.0
 """Losses that fall by more than this factor are drawn on a logarithmic axis, where that is allowed."""
 ABOVE = 3.0
@@ -125,6 +127,7 @@ def frame(
     lines: Sequence[Line],
     *,
     shown: float = 1.0 + MARGIN,
+    after: float = 0.0,
     logarithmic: bool = False,
     with_ends: bool = False,
 ) -> None:
@@ -134,6 +137,7 @@ def frame(
         axes: are set.
         lines: what is drawn in them.
         shown: the share of those heights that is shown.
+        after: the share of the longest line in which heights need not be shown.
         logarithmic: may the axis be, where losses fall by decades?
         with_ends: show more than that share where the second half of a line lies above it.
     """
@@ -146,11 +150,13 @@ def frame(
         axes.set_yscale("log")
         axes.set_ylim(bottom / ABOVE, min(axes.get_ylim()[1], ABOVE * top))
         return
+    until = after * max(line.x[-1] for line in lines)
+    settled = [line.mean[max(0, sum(x <= until for x in line.x) - 1)] for line in lines]
+    highest_settled = max((value for value in settled if math.isfinite(value)), default=top)
+    height = min(shown * (top - bottom), (1.0 + MARGIN) * (highest_settled - bottom))
     later = [value for line in lines for value in line.mean[len(line.mean) // 2 :] if value <= top] if with_ends else []
-    axes.set_ylim(
-        bottom - MARGIN * (top - bottom),
-        max([bottom + shown * (top - bottom), *(value + MARGIN * (top - bottom) for value in later)]),
-    )
+    highest = max([bottom + height, *(value + MARGIN * height for value in later)])
+    axes.set_ylim(bottom - MARGIN * (highest - bottom), highest)
 
 
 def name_axes(axes: Axes, x: str, y: str, title: str = "") -> None:
@@ -281,12 +287,15 @@ def draw_panel(axes: Axes, shown: Sequence[Curve], panel: Panel, view: View, *, 
                 other = line_of([run], "_", view)
                 thin.append(replace(other, colour=drawn.colour, style=":", minor=True))
     draw(axes, [*lines, *thin], legend=False)
-    note_missing(axes, {curve.variant.label: curve.note for curve in shown if curve.note})
+    notes = {curve.variant.label: curve.note for curve in shown if curve.note}
+    note_missing(axes, notes, at="bottom" if view.metric == "average_memory" else "top")
+    if not lines:  # nothing to measure
+        axes.set(xticks=[], yticks=[])
     unit = _unit(shown) if view.metric == "test_loss" else ""
     names = {**NAMES, **WHOLE_NAMES} if whole else NAMES
     name_axes(axes, names[view.against], with_unit(names[view.metric], unit, phone=short), panel.title)
     if view.metric == "test_loss":
-        frame(axes, [*lines, *thin], shown=BEGUN, logarithmic=whole or view.wide, with_ends=True)
+        frame(axes, [*lines, *thin], shown=BEGUN, after=SETTLED, logarithmic=whole or view.wide, with_ends=True)
     elif view.metric == "average_memory":
         axes.set_ylim(bottom=0.0)
     if view.wide and view.against != "step":  # a run of one method takes as long as a hundred of another
@@ -300,13 +309,14 @@ def _end(loss: float, whole: bool) -> str:
     return f"{loss:.2e}" if whole or not 0.001 <= abs(loss) < 1e4 else f"{loss:.3f}"
 
 
-def note_missing(axes: Axes, notes: Mapping[str, str]) -> None:
-    """What there is not yet of the curves, in the corner where losses leave room; of many curves alike, one line."""
+def note_missing(axes: Axes, notes: Mapping[str, str], at: str = "top") -> None:
+    """What there is not yet of the curves, in the corner that they leave free; of many curves alike, one line."""
     alike = Counter(notes.values())
     single = [f"{label}: {note}" for label, note in notes.items() if alike[note] <= MOST_ALIKE]
     said = "\n".join([*(f"{count} curves: {note}" for note, count in alike.items() if count > MOST_ALIKE), *single])
     if said:
-        axes.text(0.98, 0.98, said, transform=axes.transAxes, ha="right", va="top", fontsize=7)
+        height = {"top": 0.98, "bottom": 0.02}[at]
+        axes.text(0.98, height, said, transform=axes.transAxes, ha="right", va=at, fontsize=7)
 
 
 def with_unit(name: str, unit: str, *, phone: bool) -> str:

@@ -91,17 +91,19 @@ class CurveWork:
     def _note(self, jobs: list[Job], there: list[Finished]) -> str:
         """What is missing; nothing where all is there."""
         if not jobs and isinstance(self.known, CurveSearch):
-            return f"searching: {self.known.finished_runs()} of {self.known.count or self.known.budget} runs"
+            tried = self.known.finished_runs()
+            return f"search: {tried} of {self.known.count or self.known.budget} runs" if tried else "not run"
         done = sum(run.share == 1.0 for run in there)
         if done == len(jobs):
             return ""
         note = f"{done} of {self.seeds} seeds" if len(jobs) == self.seeds else f"{done} of {len(jobs)} runs"
         begun = [run for run in there if run.share < 1.0]
         if not begun:
-            return note
+            return "not run" if len(jobs) == 1 else note
         next_one = max(begun, key=lambda run: run.share)
         count, word = units(self.base), "steps" if self.base.steps else "epochs"
-        return f"{note}, {next_one.share * count:.3g} of {count:g} {word} of the {'next' if done else 'first'}"
+        part = f"{next_one.share * count:.3g} of {count:g} {word}"
+        return part if len(jobs) == 1 else f"{note}, {part} of the {'next' if done else 'first'}"
 
 
 class FigureWork:
