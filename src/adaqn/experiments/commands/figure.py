@@ -239,20 +239,21 @@ def print_rows(rows: list[dict[str, object]], spec: Comparison) -> None:
     """The table in the terminal: mean and range at the end."""
     table = Table(title=spec.title)
     for column in (
-        "panel", "curve", "lr", "options", "test loss", "range", "valid loss", "gradients", "seconds",
-        "stored/skipped/rejected", "missing",
+        "panel", "curve", "lr", "options", "test loss", "range", "valid loss", "at lowest valid", "gradients",
+        "seconds", "stored/ skipped/ rejected", "missing",
     ):  # fmt: skip
         table.add_column(column, justify="left" if column in ("panel", "curve", "options", "missing") else "right")
     for row in rows:
         test, valid, cycles = row["test_loss"], row["valid_loss"], row.get("cycles")
         assert isinstance(test, dict)
         assert isinstance(valid, dict)
-        options, passes = row["options"], row.get("passes")
+        options, passes, stopped = row["options"], row.get("passes"), row.get("stopped_test_loss")
         assert isinstance(options, dict)
         table.add_row(
             str(row["panel"]), str(row["curve"]), f"{row['lr']:g}",
             ", ".join(f"{name}={value}" for name, value in options.items()) or "–",
             loss_text(test["mean"]), f"{loss_text(test['low'])} to {loss_text(test['high'])}", loss_text(valid["mean"]),
+            loss_text(stopped["mean"]) if isinstance(stopped, dict) else "–",
             f"{passes['mean']:.0f}" if isinstance(passes, dict) else "–", str(row["seconds"]),
             "/".join(str(count) for count in cycles.values()) if isinstance(cycles, dict) else "–",
             str(row.get("missing", "–")),

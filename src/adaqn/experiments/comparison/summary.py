@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from adaqn.experiments.comparison.panels import Curve
@@ -80,6 +80,19 @@ def first_reached(trace: list[tuple[float, float]], goal: float) -> float | None
     return None
 
 
+def stopped_early(run: Finished) -> float | None:
+    """The test loss where the validation loss was lowest; ``None`` if nothing was validated."""
+    known = [record for record in run.metrics if math.isfinite(_number(record, "valid_loss"))]
+    if not known:
+        return None
+    return _number(min(known, key=lambda record: _number(record, "valid_loss")), "test_loss")
+
+
+def _number(record: Mapping[str, Any], name: str) -> float:
+    value = record.get(name)
+    return math.nan if value is None else float(value)
+
+
 def summary_rows(curves: Sequence[Curve]) -> list[dict[str, Any]]:
     """One row per curve and step size, and how to repeat its runs."""
     return [_row(curve, lr, runs) for curve in curves for lr, runs in curve.by_step_size().items()]
@@ -104,5 +117,8 @@ def _row(curve: Curve, lr: float, runs: list[Finished]) -> dict[str, Any]:
     for name in ("test_loss", "valid_loss", *averages, "test_error", "test_accuracy", "average_memory", "passes"):
         if name in finals[0]:
             row[name] = spread([final[name] for final in finals])
+    stopped = [stopped_early(run) for run in runs]
+    if all(loss is not None for loss in stopped):
+        row["stopped_test_loss"] = spread(stopped)
     cycles = verdicts(finals)
     return row if cycles is None else {**row, "cycles": cycles}
