@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from adaqn.experiments.errors import UserError
-from adaqn.experiments.schema import LARGEST, Schema, anything, check, record
+from adaqn.experiments.schema import LARGEST, LEFT, Schema, anything, check, record
 
 LARGEST_JSON = 256 * 1024 * 1024
 """Bytes; the longest run of the study leaves a hundredth of it."""
@@ -125,7 +125,7 @@ def read_json(path: Path, schema: Schema = anything) -> Any:
     if isinstance(value, dict) and (SEALED in value or CHECKSUM in value):
         found, _ = value.pop(CHECKSUM, None), value.pop(SEALED, None)
         if found != checksum(value):
-            raise UserError(f"{path} is damaged: its content does not have its checksum; it was left in place")
+            raise UserError(f"{path} is damaged: its content does not have its checksum; {LEFT}")
     check(value, schema, path)
     return value
 
@@ -134,7 +134,7 @@ def _parsed(path: object, data: bytes) -> Any:
     try:
         return parse_json(data.decode("utf-8"))
     except (BrokenJSONError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is damaged ({error}); it was left in place") from error
+        raise UserError(f"{path} is damaged ({error}); {LEFT}") from error
 
 
 def checksum(value: dict[str, Any]) -> str:

@@ -14,6 +14,9 @@ LARGEST = 2**53
 """Of whole numbers: a float has them all up to here."""
 
 
+LEFT = "it was left in place: restore the file, or delete it to make anew what it held"
+
+
 class MisfitError(ValueError):
     """A value is not what its place needs."""
 
@@ -23,7 +26,7 @@ def check(value: Any, schema: Schema, name: object) -> None:
     try:
         schema(value, "")
     except MisfitError as error:
-        raise UserError(f"{name} is damaged, or of another version: {error}; it was left in place") from error
+        raise UserError(f"{name} is damaged, or of another version: {error}; {LEFT}") from error
 
 
 def anything(value: Any, place: str) -> None:

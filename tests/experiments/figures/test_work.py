@@ -2,11 +2,14 @@
 
 import json
 import math
+import signal
+import subprocess
+import time
 from dataclasses import replace
 
 import pytest
 from inline import inline_workers
-from laboratory import at_step
+from laboratory import ADAQN, at_step, wait_until
 from typer.testing import CliRunner
 
 from adaqn.experiments.commands import figure as command
@@ -20,9 +23,11 @@ from adaqn.experiments.figures.specs import FAMILY, figure_spec
 from adaqn.experiments.figures.work import FigureWork
 from adaqn.experiments.search import tune
 from adaqn.experiments.training import parallel
+from adaqn.experiments.training.claims import busy
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.folder import Finished
 from adaqn.experiments.training.parallel import run_one
+from limits import LIMIT
 
 BASE = RunConfig(task="addition", hidden=4, length=4, limit=128, batch_size=16, epochs=2.0)
 ADAM, SGD, SOAP = (Variant(name, name, name) for name in ("adam", "sgd", "soap"))
@@ -283,6 +288,60 @@ def test_a_run_that_fails_at_night_stops_no_other(tiny, inline, tmp_path, monkey
     ):
         figure(*words, "--budget-hours", 1)
     assert "adam" in (tmp_path / "addition-paper.json").read_text()
+
+
+def test_a_kill_leaves_the_results_of_all_finished_runs(tiny, inline, tmp_path, monkeypatch):
+    """They are kept as they come: nothing is done at the end that a kill would prevent."""
+    places = ("--out", tmp_path, "--results", tmp_path / "kept")
+    real = command.FigureWork.due
+
+    def killed(work):
+        if len(list(tmp_path.glob("runs/*/result.json"))) > 6:
+            raise RuntimeError
+        return real(work)
+
+    monkeypatch.setattr(command.FigureWork, "due", killed)
+    with pytest.raises(RuntimeError):
+        figure("addition", "--scale", "paper", *places)
+    drawn = json.loads(figure("addition", "--scale", "paper", "--redraw", "--json", *places))
+    assert sum(row["seeds"] for row in drawn["rows"]) == 2, "after four runs of the searches"
+
+
+def test_sigterm_saves_keeps_and_draws_as_ctrl_c_does(tmp_path):
+    """What a batch system sends when the time is over."""
+    words = ["addition", "--optimizers", "adam", "--epochs", "3", "--seeds", "9", "--workers", "1"]
+    places = ["--out", str(tmp_path), "--results", str(tmp_path / "kept")]
+    process = subprocess.Popen(
+        [*ADAQN, "figure", *words, *places], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    kept = tmp_path / "kept" / "addition" / "addition-embedded-tanh.json"
+    wait_until(kept.exists, process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=LIMIT) == 130
+    assert (tmp_path / "addition-quick-part.png").exists()
+    assert 0 < len(json.loads(kept.read_text())["curves"]["adam"]["runs"]) < 9
+    assert all(busy(folder, time.time()) is None for folder in tmp_path.glob("runs/*"))
+
+
+def test_runs_with_another_step_size_take_the_place_of_those_before(tiny, inline, tmp_path):
+    places = ("--out", tmp_path, "--results", tmp_path / "kept", "--json")
+    before = json.loads(figure("addition", "--scale", "paper", "--seeds", 2, *places))["rows"]
+    tuned = json.loads((tmp_path / "tuning-paper.json").read_text())
+    tuned["cells"]["sums/lr"]["curves"]["adam"]["best"]["lr"] = 0.0123
+    (tmp_path / "mine.json").write_text(json.dumps(tuned))
+    words = ("addition", "--scale", "paper", "--seeds", 1, "--tuning", tmp_path / "mine.json")
+    adam, sgd = json.loads(figure(*words, *places))["rows"]
+    assert (adam["lr"], adam["seeds"]) == (0.0123, 1)
+    assert sgd == before[1], "two seeds, of which one was asked for"
+
+
+def test_a_view_of_some_curves_leaves_the_command_that_made_all(tiny, inline, tmp_path):
+    words = ("--scale", "paper", "--seeds", 1, "--out", tmp_path, "--results", tmp_path / "kept")
+    kept = tmp_path / "kept" / "addition" / "sums.json"
+    figure("addition", *words)
+    assert json.loads(kept.read_text())["command"] == "adaqn figure addition --scale paper --seeds 1"
+    figure("addition", *words, "--optimizers", "adam")
+    assert json.loads(kept.read_text())["command"] == "adaqn figure addition --scale paper --seeds 1"
 
 
 def test_ctrl_c_draws_what_there_is(tiny, inline, tmp_path, monkeypatch):

@@ -169,6 +169,25 @@ def test_a_worker_that_dies_takes_nothing_with_it(tmp_path, impatient):
         same_run(run_one(job.config, job.folder), run_one(job.config, tmp_path / job.config.optimizer))
 
 
+def test_a_worker_that_is_killed_while_it_waits_is_replaced(tmp_path, impatient):
+    first, second = jobs_of(tmp_path, [replace(SMALL, optimizer="adam", steps=2, seed=seed) for seed in range(2)])
+    others, killed = set(mp.active_children()), []
+
+    def due():
+        if not (first.folder / RESULT).exists():
+            return [first]
+        if not killed:
+            time.sleep(1.0)  # it has said that its run is finished, and waits
+            killed.extend(set(mp.active_children()) - others)
+            for process in killed:
+                process.kill()
+                process.join()
+        return [job for job in (second,) if not (job.folder / RESULT).exists()]
+
+    assert work_off(due, 1).complete
+    assert len(killed) == 1
+
+
 def test_one_that_fails_stops_the_others_or_not(tmp_path, monkeypatch, impatient):
     monkeypatch.setattr(parallel, "started_workers", inline_workers)
     wrong = replace(SMALL, optimizer="adam", options={"nosuch": 1})

@@ -36,13 +36,14 @@ from adaqn.experiments.training.whole_settings import EVALUATIONS, PROBLEMS
 PINN, NOISE, ALL = "pinn", "noise", "all"
 KEPT = Path("experiments/paper")
 """The results at the paper's scale are committed."""
+USUAL_SEEDS = 3
 USUAL_STEPS = {PINN: EVALUATIONS, NOISE: 1_000}
 
 
 def figure(
     name: Annotated[str, typer.Argument(help="One of: " + ", ".join((*FIGURES, PINN, NOISE)))],
     scale: Annotated[str, typer.Option(help="quick: minutes on two cores. paper: the paper's own setting.")] = "quick",
-    seeds: Annotated[int, typer.Option(help="Runs of each curve, with seeds 0, 1, ...")] = 3,
+    seeds: Annotated[int, typer.Option(help="Runs of each curve, with seeds 0, 1, ...")] = USUAL_SEEDS,
     panel: Annotated[list[str] | None, typer.Option(help="Only panels whose title has this; may be repeated.")] = None,
     optimizers: Annotated[
         str | None, typer.Option(help="Optimizers instead of the paper's, separated by commas.")
@@ -124,6 +125,8 @@ def figure(
     asked = [f"--panel {shlex.quote(word)}" for word in panel or []]
     asked += [f"--optimizers {optimizers}"] if optimizers else []
     asked += [f"--epochs {epochs:g}"] if epochs else []
+    made_by = [*(["--tune"] if tune else []), *([f"--tuning {shlex.quote(str(tuning))}"] if tuning else []), *asked]
+    made_by += [f"--seeds {seeds}"] if seeds != USUAL_SEEDS else []
 
     def spec_of(name: str) -> Comparison:
         spec = panels.with_sizes(figure_spec(name, scale), epochs=epochs, threads=threads, device=device)
@@ -152,9 +155,13 @@ def figure(
         else:
             print_costs(found, count, screen())
         return
-    outcome = run_what_fits(work, count, data_dir, budget_hours, quiet=as_json)
-    command = " ".join(["adaqn figure", name, "--scale", scale, *(["--tune"] if tune else []), *asked])
-    keep_all(work, kept, command, path or out / f"tuning-{scale}.json")
+    command = " ".join(["adaqn figure", name, "--scale", scale, *made_by])
+
+    def keep_what_there_is() -> None:
+        keep_all(work, kept, command, path or out / f"tuning-{scale}.json")
+
+    outcome = run_what_fits(work, count, data_dir, budget_hours, quiet=as_json, keep=keep_what_there_is)
+    keep_what_there_is()
     draw_kept(spec, kept, stem(name), scale, as_json, needed=False)
     tell_end(outcome, work, quiet=as_json)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -22,18 +23,33 @@ class Work(Protocol):
 
 
 def run_what_fits(
-    work: Work, workers: int, data_dir: Path | None, hours: float | None, *, quiet: bool
+    work: Work,
+    workers: int,
+    data_dir: Path | None,
+    hours: float | None,
+    *,
+    quiet: bool,
+    keep: Callable[[], None] | None = None,
 ) -> Outcome | None:
     """Make what is due until it is done or the time is over; ``None`` if Ctrl-C ended it.
 
     With a budget a run that fails stops no other: who comes back after a night wants to see what the others did.
+    ``keep`` is called whenever what is due has changed, so that a kill leaves the results of all finished runs.
     """
-    until = deadline(hours)
+    until, before = deadline(hours), [job.folder for job in work.due()]
+
+    def due() -> list[Job]:
+        nonlocal before
+        jobs = work.due()
+        folders = [job.folder for job in jobs]
+        if keep is not None and folders != before:
+            before = folders
+            keep()
+        return jobs
+
     with work_bar(work.left, workers, until, quiet=quiet) as bar:
         try:
-            return work_off(
-                work.due, workers, data_dir, until=until, listener=bar.told, keep_going=hours is not None
-            )  # fmt: skip
+            return work_off(due, workers, data_dir, until=until, listener=bar.told, keep_going=hours is not None)
         except KeyboardInterrupt:
             return None
 

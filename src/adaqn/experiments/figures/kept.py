@@ -9,7 +9,7 @@ from typing import Any
 from adaqn.experiments.comparison.panels import Curve, Panel
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.reading import is_there, read_json
-from adaqn.experiments.schema import count, loss, mapping, number, record, several, text
+from adaqn.experiments.schema import LEFT, count, loss, mapping, number, record, several, text
 from adaqn.experiments.search.points import Point, choices
 from adaqn.experiments.search.tune import Tried
 from adaqn.experiments.study.rows import thinned
@@ -76,6 +76,9 @@ def _common(config: RunConfig) -> dict[str, Any]:
 def keep(panel: Panel, curves: list[Curve], folder: Path, made_by: str, searched: dict[str, Any]) -> None:
     """Write what there is of these curves; what is known of others stays.
 
+    Runs of a curve that were made elsewhere with the same settings stay too, if they are further than those here. Runs
+    with other settings make room: a curve has one step size, or one row of them.
+
     Args:
         panel: the file is its.
         curves: some of its curves, as far as their runs are.
@@ -83,33 +86,51 @@ def keep(panel: Panel, curves: list[Curve], folder: Path, made_by: str, searched
         made_by: the command that makes them again.
         searched: by curve, what its search has found.
     """
-    kept, file = _read(panel, folder), file_of(panel, folder)
+    kept, earlier, file = *_read(panel, folder), file_of(panel, folder)
     as_kept = {_name(run): run for said in kept.values() for run in said["runs"]}  # two curves may share a run
     for curve in curves:
-        before = kept.get(curve.variant.name, {"runs": []})
-        if sum(run.share for run in curve.runs) < sum(run["share"] for run in before["runs"]):
-            continue  # made on another machine, and further than here
+        before = kept.get(curve.variant.name, {"runs": [], "note": ""})
+        here = [as_kept[_name(run.result)] if run.folder == file else _run(run) for run in curve.runs]
+        runs = _furthest(before["runs"], here)
+        ours = sum(run["share"] for run in runs) <= sum(run["share"] for run in here)
         said: dict[str, Any] = {
             "label": curve.variant.label,
-            "note": curve.note,
-            "runs": [as_kept[_name(run.result)] if run.folder == file else _run(run) for run in curve.runs],
+            "note": curve.note if ours else before["note"],
+            "runs": runs,
         }
-        if curve.runs:
-            first = RunConfig.from_json(curve.runs[0].result["config"])
-            said["command"] = command(first, [run.result["config"]["seed"] for run in curve.runs])
-        if curve.variant.name in searched:
+        if runs:
+            first = RunConfig.from_json(runs[0]["config"])
+            said["command"] = command(first, [run["config"]["seed"] for run in runs])
+        if found := searched.get(curve.variant.name):
             how = {"kind": panel.search, "budget": panel.budget, "base": searched_of(panel)}
-            said["search"] = {**how, **searched[curve.variant.name]}
+            said["search"] = {**how, **found}
         elif "search" in before:
             said["search"] = before["search"]
         kept[curve.variant.name] = said
-    common = {"format": FORMAT, "panel": panel.title, "command": made_by, "base": base_of(panel)}
+    told = made_by if set(kept) <= {curve.variant.name for curve in curves} else earlier or made_by
+    common = {"format": FORMAT, "panel": panel.title, "command": told, "base": base_of(panel)}
     write_sealed(file, {**common, "curves": kept})
+
+
+def _furthest(before: list[dict[str, Any]], here: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of every run, the one that is further; those of before only with the settings of these, if there are any."""
+    settings = [_settings(run) for run in here]
+    found = {_name(run): run for run in before if not here or _settings(run) in settings}
+    for run in here:
+        known = found.get(_name(run))
+        if known is None or known["share"] <= run["share"]:
+            found[_name(run)] = run
+    return sorted(found.values(), key=lambda run: (run["config"]["lr"], run["config"]["seed"]))
+
+
+def _settings(run: dict[str, Any]) -> dict[str, Any]:
+    """But for its seed, and where it was made."""
+    return {name: value for name, value in run["config"].items() if name not in ("seed", "threads", "device")}
 
 
 def kept_curves(panel: Panel, folder: Path) -> list[Curve]:
     """As they were kept; one that was never begun is there without a run."""
-    kept = _read(panel, folder)
+    kept, _ = _read(panel, folder)
     return [
         Curve(panel, variant, tuple(_finished(run, file_of(panel, folder)) for run in said["runs"]), said["note"])
         for variant in panel.variants
@@ -120,13 +141,13 @@ def kept_curves(panel: Panel, folder: Path) -> list[Curve]:
 def kept_runs(panel: Panel, folder: Path) -> dict[str, Finished]:
     """Those that were finished, by the names that their folders would have: they need not be made again."""
     file = file_of(panel, folder)
-    runs = [run for said in _read(panel, folder).values() for run in said["runs"] if run["share"] == 1.0]
+    runs = [run for said in _read(panel, folder)[0].values() for run in said["runs"] if run["share"] == 1.0]
     return {_name(run): _finished(run, file) for run in runs}
 
 
 def kept_trials(panel: Panel, folder: Path) -> dict[str, dict[Point, Tried]]:
     """By curve, what its search has tried, and need not try again."""
-    kept = _read(panel, folder)
+    kept, _ = _read(panel, folder)
     searched = {variant: kept.get(variant.name, {}).get("search", {}) for variant in panel.variants}
     return {
         variant.name: {point: tried for trial in said["trials"] for point, tried in _tried(trial, variant.optimizer)}
@@ -161,16 +182,15 @@ def _with_nan(found: dict[str, float | None]) -> dict[str, float]:
     return {part: math.nan if value is None else value for part, value in found.items()}
 
 
-def _read(panel: Panel, folder: Path) -> dict[str, Any]:
-    """Curve → what is known of it."""
+def _read(panel: Panel, folder: Path) -> tuple[dict[str, Any], str]:
+    """(Curve → what is known of it, the command that made them.)"""
     path = file_of(panel, folder)
     if not is_there(path):
-        return {}
+        return {}, ""
     said = read_json(path, PANEL)
     if said["base"] != base_of(panel):
         raise UserError(f"{path} was made with other settings: delete it to keep these, or give another --results")
-    curves: dict[str, Any] = said["curves"]
-    return curves
+    return said["curves"], said.get("command", "")
 
 
 def _name(run: dict[str, Any]) -> str:
@@ -191,7 +211,7 @@ def _run(run: Finished) -> dict[str, Any]:
 def _finished(said: dict[str, Any], path: Path) -> Finished:
     trace = said["trace"]
     if len({len(values) for values in trace.values()}) != 1:
-        raise UserError(f"{path} is damaged: the traces of a run differ in length; it was left in place")
+        raise UserError(f"{path} is damaged: the traces of a run differ in length; {LEFT}")
     metrics = [with_nan(dict(zip(trace, values, strict=True))) for values in zip(*trace.values(), strict=True)]
     return Finished(path, with_nan({**said}), metrics, said["share"])
 

@@ -12,7 +12,7 @@ from adaqn.experiments.comparison.summary import VERDICTS
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.optimizers import entry
 from adaqn.experiments.reading import is_there, read_json
-from adaqn.experiments.schema import count, loss, positive, record, several, text
+from adaqn.experiments.schema import LEFT, count, loss, positive, record, several, text
 from adaqn.experiments.search.points import USUAL, Point, due, rung_of
 from adaqn.experiments.study.regimes import AVERAGED, InRegime
 from adaqn.experiments.training.config import RunConfig, renamed
@@ -88,9 +88,9 @@ class Row:
                 )
         for run in said["runs"]:
             if len({len(trace) for trace in run["trace"].values()}) != 1:
-                raise UserError(f"{self.path} is damaged: the traces of a run differ in length; it was left in place")
+                raise UserError(f"{self.path} is damaged: the traces of a run differ in length; {LEFT}")
             if self.prefix and not {*AVERAGES} <= {*run["end"]} & {*run["trace"]}:
-                raise UserError(f"{self.path} is damaged: a run has no losses at the average; it was left in place")
+                raise UserError(f"{self.path} is damaged: a run has no losses at the average; {LEFT}")
         return list(said["runs"])
 
     def add(self, done: Finished) -> None:

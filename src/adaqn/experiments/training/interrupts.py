@@ -1,4 +1,4 @@
-"""Ctrl-C as a note to be read at a good moment, instead of an exception at any; workers that end with their parent."""
+"""Signals as a note to be read at a good moment, instead of an exception at any; workers that end with their parent."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def interrupts_noted() -> Iterator[threading.Event]:
+def interrupts_noted(*more: signal.Signals) -> Iterator[threading.Event]:
     """Within the block Ctrl-C sets the event; who sees it set raises ``KeyboardInterrupt`` where nothing is half done.
 
-    Where interrupts are ignored they stay so, and only the main thread may handle signals at all.
+    Signals that are ignored stay so, and only the main thread may handle signals at all.
+
+    Args:
+        more: other signals that do the same.
     """
     noted = threading.Event()
     is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        yield noted
-        return
-    before = signal.signal(signal.SIGINT, lambda *_: noted.set())
+    heeded = [one for one in (signal.SIGINT, *more) if is_main and signal.getsignal(one) is not signal.SIG_IGN]
+    before = {one: signal.signal(one, lambda *_: noted.set()) for one in heeded}
     try:
         yield noted
     finally:
-        signal.signal(signal.SIGINT, before)
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
 
 def end_with_parent() -> None:

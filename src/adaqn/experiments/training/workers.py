@@ -61,9 +61,15 @@ class Workers:
 
     def start(self, config: RunConfig, folder: Path) -> None:
         """One of those that are free makes that run."""
-        line = self._idle.pop() if self._idle else _new_worker()
-        line.send(Asked(config.to_json(), folder, self.data_dir))
-        self.at_work[folder] = line
+        asked = Asked(config.to_json(), folder, self.data_dir)
+        while self._idle:
+            line = self._idle.pop()
+            with suppress(OSError):  # killed while it had nothing to do
+                line.send(asked)
+                self.at_work[folder] = line
+                return
+        self.at_work[folder] = line = _new_worker()
+        line.send(asked)
 
     def stop(self, folder: Path) -> None:
         """Its run is saved at the next step; that it has ended will be told."""
@@ -115,8 +121,8 @@ def check_workers(count: int) -> int:
 
 @contextmanager
 def started_workers(count: int, data_dir: Path | None) -> Iterator[Workers]:
-    """Within the block they work; however it is left, each saves where it is."""
-    with interrupts_noted() as interrupted:
+    """Within the block they work; however it is left, each saves where it is. A batch system ends it by SIGTERM."""
+    with interrupts_noted(signal.SIGTERM) as interrupted:
         workers = Workers(check_workers(count), data_dir, interrupted)
         try:
             yield workers
