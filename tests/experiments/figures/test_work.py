@@ -234,6 +234,8 @@ def test_within_a_budget_and_then_to_the_end(tiny, inline, tmp_path, monkeypatch
     assert pictures == {"addition-paper.svg", "addition-paper-phone.svg"}, "those that there are results of"
     with pytest.raises(UserError, match="no results of memory"):
         figure("memory", *redraw)
+    with pytest.raises(UserError, match="'all' goes with --redraw"):
+        figure("all", "--scale", "paper")
 
 
 @pytest.mark.parametrize("search", ["lr", "time"])

@@ -143,6 +143,8 @@ def figure(
             if not draw_table(spec, kept, place, scale, as_json):
                 draw_kept(spec, kept, place, scale, as_json, needed=name != ALL)
         return
+    if name == ALL:
+        raise UserError("'all' goes with --redraw: run the figures one by one")
     spec = spec_of(name)
     path = packaged("quick") if str(tuning) == "quick" else tuning
     searches_all = tune and spec.sweep is None
@@ -209,6 +211,13 @@ def draw_kept(spec: Comparison, folder: Path, stem: Path, scale: str, as_json: b
         files = draw_comparison(spec, curves, stem, subtitle(scale, curves), phone=True)
     write_json(stem.with_suffix(".json"), rows)
     tell_drawn(spec, rows, files, as_json)
+    nothing = {
+        panel.title: [c.variant.label for c in curves if c.panel.cell == panel.cell and not c.runs]
+        for panel in spec.panels
+    }
+    said = [f"{title} ({', '.join(names)})" for title, names in nothing.items() if names]
+    if said:
+        say("nothing yet of " + "; ".join(said), as_json)
 
 
 def draw_table(spec: Comparison, folder: Path, stem: Path, scale: str, as_json: bool) -> bool:
