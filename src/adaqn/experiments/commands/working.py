@@ -61,6 +61,6 @@ def tell_end(outcome: Outcome | None, work: Work, *, quiet: bool) -> None:
     if outcome.failures:
         first = next(iter(outcome.failures.values()))
         raise UserError(f"{len(outcome.failures)} runs failed, the others are done; the first error: {first}")
-    if not outcome.complete:
-        left = sum(part.runs for part in work.left())
+    left = sum(part.runs for part in work.left())
+    if not outcome.complete and left:
         say(f"the budget is spent; {left} runs are left, and the same command continues with them", quiet)
