@@ -89,13 +89,13 @@ def keep(panel: Panel, curves: list[Curve], folder: Path, made_by: str, searched
     kept, earlier, file = *_read(panel, folder), file_of(panel, folder)
     as_kept = {_name(run): run for said in kept.values() for run in said["runs"]}  # two curves may share a run
     for curve in curves:
-        before = kept.get(curve.variant.name, {"runs": [], "note": ""})
+        before = kept.get(curve.variant.name, {"runs": []})
         here = [as_kept[_name(run.result)] if run.folder == file else _run(run) for run in curve.runs]
         runs = _furthest(before["runs"], here)
         ours = sum(run["share"] for run in runs) <= sum(run["share"] for run in here)
         said: dict[str, Any] = {
             "label": curve.variant.label,
-            "note": curve.note if ours else before["note"],
+            "note": curve.note if ours else before.get("note", ""),
             "runs": runs,
         }
         if runs:
