@@ -165,7 +165,8 @@ def test_each_figure_is_drawn_whole_from_real_runs(name, runs, tmp_path):
 
 
 def test_a_plan_runs_nothing_to_its_end(tmp_path):
-    words = ["addition", "--plan", "--scale", "paper", "--panel", "50", "--out", tmp_path, "--json"]
+    places = ["--out", tmp_path, "--results", tmp_path]
+    words = ["addition", "--plan", "--scale", "paper", "--panel", "50", *places, "--json"]
     rows = {row["curve"]: row for row in json.loads(run(*words).stdout)}
     assert {curve: row["runs"] for curve, row in rows.items()} == {
         **dict.fromkeys(("adaQN", "Adagrad", "Adam"), 9 + 3), **dict.fromkeys(("AdaQN (default)", "SOAP"), 9 + 1),

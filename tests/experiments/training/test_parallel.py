@@ -135,7 +135,7 @@ def test_the_end_of_the_budget_saves_runs_and_they_go_on(tmp_path, impatient):
 
 def test_long_runs_of_a_group_advance_side_by_side(tmp_path, impatient):
     """With one worker for two: whoever is ahead makes room, saved."""
-    configs = [replace(SMALL, optimizer=name, steps=300, evaluations=20) for name in ("adam", "adagrad")]
+    configs = [replace(SMALL, optimizer=name, steps=2000, evaluations=20) for name in ("adam", "adagrad")]
     jobs = jobs_of(tmp_path / "shared", configs)
     seen = []
 
