@@ -62,7 +62,9 @@ def test_seed_by_seed_with_all_methods_of_a_panel_side_by_side(tmp_path):
 def test_step_sizes_are_searched_before_the_runs_that_need_them(tmp_path):
     spec = figure_spec("lm", "paper")
     jobs = FigureWork(spec, 3, tmp_path).due()
-    assert {job.config.epochs for job in jobs if job.config.task == "char-lm"} == {5.0}, "five full epochs"
+    searched = [job for job in jobs if job.config.optimizer != "adaqn"]
+    assert {job.config.epochs for job in searched if job.config.task == "char-lm"} == {5.0}, "five full epochs"
+    assert {job.config.epochs for job in jobs if job not in searched} == {100.0}, "AdaQN runs as it comes"
     assert {job.config.seed for job in jobs} == {0}
     cells = list(dict.fromkeys((job.group[0], job.cell) for job in jobs))
     texts = [f"char-lm/{text}/{model}" for model in ("tanh", "relu") for text in ("dickens", "nietzsche")]
@@ -72,6 +74,13 @@ def test_step_sizes_are_searched_before_the_runs_that_need_them(tmp_path):
     ], "the paper's three on characters, the two beside them, then words"
     first = [job.config.optimizer for job in jobs if job.group == jobs[0].group]
     assert {name: first.count(name) for name in first} == {"adaqn-paper": 6, "adagrad": 9, "adam": 6}
+
+
+def test_a_curve_with_a_step_size_of_its_own_is_not_searched(tmp_path):
+    panel = replace(PANEL, variants=(ADAM, replace(SGD, lr=0.02)))
+    for known in (None, lambda panel, variant: replace(variant.on(panel.base), lr=0.01)):
+        work = FigureWork(replace(SPEC, panels=(panel,)), 1, tmp_path, known=known)
+        assert [job.config.lr for job in work.curves[1].planned()] == [0.02]
 
 
 def test_two_figures_share_their_runs(tmp_path):

@@ -29,7 +29,7 @@ class Variant:
     label: str
     options: tuple[tuple[str, Any], ...] = ()
     lr: float | None = None
-    """By default the optimizer's own, or the one that was tuned."""
+    """Given, it is not searched; by default the one that was tuned, or the optimizer's own."""
     rank: int = 0
     """All curves of a lower one are run before."""
     most_seeds: int = MOST_SEEDS

@@ -7,6 +7,7 @@ from typing import Any
 
 from adaqn.experiments.comparison.panels import Comparison, Panel, Sweep, Variant, View, as_it_comes
 from adaqn.experiments.errors import UserError
+from adaqn.experiments.optimizers import entry
 from adaqn.experiments.search.points import IN_TIME
 from adaqn.experiments.training.config import RunConfig
 
@@ -47,10 +48,10 @@ ROBUSTNESS = (
 AVERAGING = 8.0
 """c of the growing average, adaQN's own."""
 LATER = (
-    Variant("adaqn-default", "adaqn", "AdaQN (default)", rank=1, most_seeds=1),
+    Variant("adaqn-default", "adaqn", "AdaQN (default)", lr=entry("adaqn").lr, rank=1, most_seeds=1),
     Variant("soap", "soap", "SOAP", rank=1, most_seeds=1),
 )
-"""Beside the paper's three at its own scale."""
+"""Beside the paper's three at its own scale. AdaQN as it comes, since its default is to need no search."""
 FAMILY = (
     "momentum", "nag", "adagrad", "rmsprop", "adam", "olbfgs", "res", "sdlbfgs", "sqn", "sfo", "hf", "kfac", "lbfgs",
     "adaqn-paper", "adaqn", "soap",

@@ -157,11 +157,18 @@ def _known(
             found[variant] = [replace(variant.on(panel.base), lr=lr) for lr in sizes]
         return found
     base = (panel.searched or panel.base).complete()
-    tuned = {variant: None if known is None else known(panel, variant) for variant in panel.variants}
+    tuned = {variant: _settled(panel, variant, known) for variant in panel.variants}
     wanted = {variant.name: variant.on(base) for variant, config in tuned.items() if config is None}
     before = kept_trials(panel, kept) if kept else {}
     searched = searches(wanted, panel.search, panel.budget, runs, data_dir, before) if wanted else {}
     return {variant: searched[variant.name] if config is None else [config] for variant, config in tuned.items()}
+
+
+def _settled(panel: Panel, variant: Variant, known: Known | None) -> RunConfig | None:
+    """The run of that curve, if its step size is given or was found before."""
+    if variant.lr is not None:
+        return variant.on(panel.base)
+    return None if known is None else known(panel, variant)
 
 
 def costs(work: FigureWork, data_dir: Path | None) -> Iterator[Cost]:
