@@ -34,24 +34,25 @@ def run(*words, code=0):
 @NAMES
 @pytest.mark.parametrize("scale", SCALES)
 def test_all_curves_of_a_panel_have_the_same_task_data_model_and_seeds(name, scale, tmp_path):
-    """At the paper's scale some have fewer seeds; those of a search are of seed 0. One method has fewer steps."""
+    """At the paper's scale some have fewer seeds, and an average; searches have seed 0. One method has fewer steps."""
     spec = figure_spec(name, scale)
     work = FigureWork(spec, 3, tmp_path, known=lambda panel, variant: variant.on(panel.base))
     for panel in spec.panels:
-        curves = {}
+        curves, settings = {}, {name for variant in panel.variants for name, _ in variant.settings}
         for curve in (curve for curve in work.curves if curve.panel.cell == panel.cell):
             for job in curve.planned():
-                varied = (*VARIED, "seed", *(LENGTH if curve.variant.length != 1.0 else ()))
+                varied = (*VARIED, "seed", *settings, *(LENGTH if curve.variant.length != 1.0 else ()))
                 same = {k: v for k, v in job.config.to_json().items() if k not in varied}
                 curves.setdefault((curve.variant, job.config.lr), []).append((job.config.seed, json.dumps(same)))
         assert {variant for variant, _ in curves} == set(panel.variants)
         of_length = {variant.length: set() for variant in panel.variants}
         for (variant, _), of_curve in curves.items():
-            of_length[variant.length] |= {settings for _, settings in of_curve}
-        assert {len(settings) for settings in of_length.values()} == {1}
+            of_length[variant.length] |= {same for _, same in of_curve}
+        assert {len(same) for same in of_length.values()} == {1}
         assert all(set(json.loads(*of_length[1.0]).items()) >= set(json.loads(*s).items()) for s in of_length.values())
         for (variant, _), of_curve in curves.items():
             assert [seed for seed, _ in of_curve] == list(range(min(3, variant.most_seeds)))
+        assert settings <= {"averaging"}, "nothing else may be a curve's own"
         if panel.searched is not None:
             shorter = {**panel.base.to_json(), "epochs": panel.searched.epochs, "evaluations": 1}
             assert panel.searched.to_json() == shorter

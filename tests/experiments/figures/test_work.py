@@ -16,6 +16,7 @@ from adaqn.experiments.commands import figure as command
 from adaqn.experiments.commands.app import app
 from adaqn.experiments.comparison import plots
 from adaqn.experiments.comparison.panels import Comparison, Curve, Panel, Variant, View, with_optimizers
+from adaqn.experiments.comparison.summary import summary_rows
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.figures import specs
 from adaqn.experiments.figures.kept import MOST_POINTS, file_of, keep, kept_curves
@@ -81,6 +82,30 @@ def test_a_curve_with_a_step_size_of_its_own_is_not_searched(tmp_path):
     for known in (None, lambda panel, variant: replace(variant.on(panel.base), lr=0.01)):
         work = FigureWork(replace(SPEC, panels=(panel,)), 1, tmp_path, known=known)
         assert [job.config.lr for job in work.curves[1].planned()] == [0.02]
+
+
+def test_a_curve_judged_at_an_average_is_searched_kept_tabled_and_drawn_there(tmp_path):
+    averaged = replace(ADAM, settings=(("averaging", 8.0),), at_average=True)
+    panel = replace(PANEL, variants=(SGD, averaged), search="lr", budget=2)
+    work = FigureWork(replace(SPEC, panels=(panel,)), 1, tmp_path / "runs")
+    while jobs := work.due():
+        for job in jobs:
+            run_one(job.config, job.folder)
+    plain, curve = (curve.curve() for curve in work.curves)
+    run, trials = curve.runs[0], work.curves[1].known.results()["trials"]
+    final = run.result["final"]
+    assert final["averaged_valid_loss"] != final["valid_loss"]
+    assert trials[0]["valid_loss"] == final["averaged_valid_loss"], "the best point, at the average"
+    keep(panel, [plain, curve], tmp_path, "adaqn figure sums", {})
+    again = kept_curves(panel, tmp_path)[1]
+    line = plots.line_of(again.shown, averaged, View())
+    assert line.label == "adam, average"
+    assert line.mean == pytest.approx([record["averaged_test_loss"] for record in run.metrics], rel=1e-5)
+    first, row = summary_rows([plain, again])
+    assert ("judged_at" in first, row["judged_at"]) == (False, "average")
+    lowest = min(run.metrics, key=lambda record: record["averaged_valid_loss"])
+    assert row["stopped_test_loss"]["mean"] == pytest.approx(lowest["averaged_test_loss"], rel=1e-5)
+    command.print_rows([first, row], work.spec)
 
 
 def test_two_figures_share_their_runs(tmp_path):

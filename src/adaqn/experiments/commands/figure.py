@@ -28,6 +28,7 @@ from adaqn.experiments.figures.tuning_file import packaged, tuned_by, write_tuni
 from adaqn.experiments.figures.work import FigureWork, costs
 from adaqn.experiments.reading import is_there
 from adaqn.experiments.search.tune import CurveSearch
+from adaqn.experiments.training.averages import AVERAGED
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.parallel import check_workers, cores
 from adaqn.experiments.training.storage import json_text, write_json
@@ -260,13 +261,14 @@ def print_rows(rows: list[dict[str, object]], spec: Comparison) -> None:
     ):  # fmt: skip
         table.add_column(column, justify="left" if column in ("panel", "curve", "options", "missing") else "right")
     for row in rows:
-        test, valid, cycles = row["test_loss"], row["valid_loss"], row.get("cycles")
+        prefix = AVERAGED if row.get("judged_at") == "average" else ""
+        test, valid, cycles = row[f"{prefix}test_loss"], row[f"{prefix}valid_loss"], row.get("cycles")
         assert isinstance(test, dict)
         assert isinstance(valid, dict)
         options, passes, stopped = row["options"], row.get("passes"), row.get("stopped_test_loss")
         assert isinstance(options, dict)
         table.add_row(
-            str(row["panel"]), str(row["curve"]), f"{row['lr']:g}",
+            str(row["panel"]), f"{row['curve']}{', average' if prefix else ''}", f"{row['lr']:g}",
             ", ".join(f"{name}={value}" for name, value in options.items()) or "–",
             loss_text(test["mean"]), f"{loss_text(test['low'])} to {loss_text(test['high'])}", loss_text(valid["mean"]),
             loss_text(stopped["mean"]) if isinstance(stopped, dict) else "–",

@@ -11,6 +11,7 @@ from typing import Any
 
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.optimizers import entry
+from adaqn.experiments.training.averages import AVERAGED
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.folder import Finished
 from adaqn.experiments.training.parallel import RunListener, run_all
@@ -35,9 +36,19 @@ class Variant:
     most_seeds: int = MOST_SEEDS
     length: float = 1.0
     """Its steps, as a part of the others': less than 1 for a method whose step takes a hundred gradients."""
+    settings: tuple[tuple[str, Any], ...] = ()
+    """Of its runs, in the place of the panel's: a schedule, an average."""
+    at_average: bool = False
+    """Is it judged and drawn at a growing average, its own or the run's?"""
+
+    @property
+    def prefix(self) -> str:
+        """Of the losses that it is judged by."""
+        return AVERAGED if self.at_average else ""
 
     def on(self, base: RunConfig) -> RunConfig:
-        return replace(self._shortened(base), optimizer=self.optimizer, lr=self.lr, options=dict(self.options))
+        own = {"optimizer": self.optimizer, "lr": self.lr, "options": dict(self.options), **dict(self.settings)}
+        return replace(self._shortened(base), **own)
 
     def _shortened(self, base: RunConfig) -> RunConfig:
         """With as many evaluations in the whole run."""

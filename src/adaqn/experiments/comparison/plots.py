@@ -24,7 +24,7 @@ from adaqn.experiments.comparison.compact import compact
 from adaqn.experiments.comparison.dark import RC, with_dark_mode
 from adaqn.experiments.comparison.labels import chief, label_ends
 from adaqn.experiments.comparison.look import PALETTE, Line, colour, line
-from adaqn.experiments.comparison.panels import Comparison, Curve, Panel, View
+from adaqn.experiments.comparison.panels import Comparison, Curve, Panel, Variant, View
 from adaqn.experiments.comparison.summary import over_seeds, spread
 from adaqn.experiments.training.folder import Finished
 from adaqn.experiments.training.storage import write_atomically
@@ -60,14 +60,16 @@ ABOVE = 3.0
 """Times the highest start and below the lowest loss, where a logarithmic axis ends."""
 
 
-def line_of(runs: Sequence[Finished], label: str, view: View) -> Line:
-    """From runs that differ only in their seed."""
+def line_of(runs: Sequence[Finished], variant: Variant, view: View) -> Line:
+    """From runs of it that differ only in their seed."""
+    prefix = variant.prefix if view.metric.startswith("test_") else ""
     length = min(len(run.metrics) for run in runs)
     start = 1 if view.metric == "average_memory" else 0  # nothing was averaged yet before the first step
     records = [run.metrics[start:length] for run in runs]
     x = over_seeds([[record[view.against] for record in run] for run in records])["mean"]
-    values = over_seeds([[record.get(view.metric) for record in run] for run in records])
-    return line(label, colour(runs[0].result["config"]["optimizer"]), x, values)
+    values = over_seeds([[record.get(f"{prefix}{view.metric}") for record in run] for run in records])
+    label = f"{variant.label}, average" if prefix else variant.label
+    return line(label, colour(variant.optimizer), x, values)
 
 
 @dataclass(frozen=True)
@@ -275,7 +277,7 @@ def draw_panel(axes: Axes, shown: Sequence[Curve], panel: Panel, view: View, *, 
     for index, curve in enumerate(shown):
         if not curve.runs:
             continue
-        drawn = line_of(curve.shown, curve.variant.label, view)
+        drawn = line_of(curve.shown, curve.variant, view)
         if not short:
             drawn = replace(drawn, label=f"{drawn.label}  {_end(drawn.mean[-1], whole)}")
         if alike:  # one optimizer in several variants, or more methods than colours
@@ -284,8 +286,8 @@ def draw_panel(axes: Axes, shown: Sequence[Curve], panel: Panel, view: View, *, 
         lines.append(drawn)
         for run in curve.runs:
             if run not in curve.shown:
-                other = line_of([run], "_", view)
-                thin.append(replace(other, colour=drawn.colour, style=":", minor=True))
+                other = line_of([run], curve.variant, view)
+                thin.append(replace(other, label="_", colour=drawn.colour, style=":", minor=True))
     draw(axes, [*lines, *thin], legend=False)
     notes = {curve.variant.label: curve.note for curve in shown if curve.note}
     note_missing(axes, notes, at="bottom" if view.metric == "average_memory" else "top")

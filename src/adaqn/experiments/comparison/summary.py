@@ -9,6 +9,7 @@ from typing import Any
 
 from adaqn.experiments.comparison.panels import Curve
 from adaqn.experiments.means import mean
+from adaqn.experiments.training.averages import AVERAGED
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.folder import Finished
 from adaqn.experiments.training.options import command, own_options
@@ -80,12 +81,13 @@ def first_reached(trace: list[tuple[float, float]], goal: float) -> float | None
     return None
 
 
-def stopped_early(run: Finished) -> float | None:
+def stopped_early(run: Finished, prefix: str = "") -> float | None:
     """The test loss where the validation loss was lowest; ``None`` if nothing was validated."""
-    known = [record for record in run.metrics if math.isfinite(_number(record, "valid_loss"))]
+    valid = f"{prefix}valid_loss"
+    known = [record for record in run.metrics if math.isfinite(_number(record, valid))]
     if not known:
         return None
-    return _number(min(known, key=lambda record: _number(record, "valid_loss")), "test_loss")
+    return _number(min(known, key=lambda record: _number(record, valid)), f"{prefix}test_loss")
 
 
 def _number(record: Mapping[str, Any], name: str) -> float:
@@ -113,11 +115,13 @@ def _row(curve: Curve, lr: float, runs: list[Finished]) -> dict[str, Any]:
     }
     if curve.note:
         row["missing"] = curve.note
-    averages = ("averaged_test_loss", "averaged_valid_loss")
+    if curve.variant.at_average:
+        row["judged_at"] = "average"
+    averages = [f"{AVERAGED}{name}" for name in ("test_loss", "valid_loss", "test_accuracy")]
     for name in ("test_loss", "valid_loss", *averages, "test_error", "test_accuracy", "average_memory", "passes"):
         if name in finals[0]:
             row[name] = spread([final[name] for final in finals])
-    stopped = [stopped_early(run) for run in runs]
+    stopped = [stopped_early(run, curve.variant.prefix) for run in runs]
     if all(loss is not None for loss in stopped):
         row["stopped_test_loss"] = spread(stopped)
     cycles = verdicts(finals)

@@ -13,6 +13,7 @@ from adaqn.experiments.schema import LEFT, count, loss, mapping, number, record,
 from adaqn.experiments.search.points import Point, choices
 from adaqn.experiments.search.tune import Tried
 from adaqn.experiments.study.rows import thinned
+from adaqn.experiments.training.averages import AVERAGED
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.folder import MEASUREMENT, Finished, folder_name, with_nan
 from adaqn.experiments.training.options import command
@@ -23,7 +24,7 @@ MOST_POINTS = 120
 """Of a trace."""
 TRACES = (
     "step", "epoch", "seconds", "passes", "train_loss", "valid_loss", "test_loss", "test_accuracy", "test_error",
-    "averaged_test_loss", "average_memory",
+    *(f"{AVERAGED}{name}" for name in ("valid_loss", "test_loss", "test_accuracy")), "average_memory",
 )  # fmt: skip
 LEFT_OUT = ("optimizer", "lr", "options", "seed", "threads", "device")
 

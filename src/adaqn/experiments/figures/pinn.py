@@ -106,7 +106,7 @@ def found_solution(run: Finished) -> Any:
 def _draw_view(axes: Axes, curves: Sequence[Curve], view: View) -> None:
     lines = []
     for curve in curves:
-        line = plots.line_of(curve.runs, curve.variant.label, view)
+        line = plots.line_of(curve.runs, curve.variant, view)
         style = look.style(curve.variant.optimizer)
         lines.append(
             look.Line(f"{line.label}  {line.mean[-1]:.1e}", line.colour, line.x, line.mean, line.low, line.high, style)

@@ -48,10 +48,10 @@ ROBUSTNESS = (
 AVERAGING = 8.0
 """c of the growing average, adaQN's own."""
 LATER = (
-    Variant("adaqn-default", "adaqn", "AdaQN (default)", lr=entry("adaqn").lr, rank=1, most_seeds=1),
-    Variant("soap", "soap", "SOAP", rank=1, most_seeds=1),
+    Variant("adaqn-default", "adaqn", "AdaQN (default)", lr=entry("adaqn").lr, rank=1, most_seeds=1, at_average=True),
+    Variant("soap", "soap", "SOAP", rank=1, most_seeds=1, settings=(("averaging", AVERAGING),), at_average=True),
 )
-"""Beside the paper's three at its own scale. AdaQN as it comes, since its default is to need no search."""
+"""Beside the paper's three at its own scale, both at an average. AdaQN as it comes: it is meant to need no search."""
 FAMILY = (
     "momentum", "nag", "adagrad", "rmsprop", "adam", "olbfgs", "res", "sdlbfgs", "sqn", "sfo", "hf", "kfac", "lbfgs",
     "adaqn-paper", "adaqn", "soap",

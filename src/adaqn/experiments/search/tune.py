@@ -14,6 +14,7 @@ from typing import Any
 
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.search.points import IN_TIME, Point, check, choices, configured, due
+from adaqn.experiments.training.averages import AVERAGED
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.folder import Finished, check_data, finished, folder_name
 from adaqn.experiments.training.opening import open_run
@@ -107,7 +108,10 @@ class CurveSearch:
         if point in self.before:
             return self.before[point]
         result = self._found[point].result
-        loss = result["final"]["valid_loss"]
+        final = result["final"]
+        loss = final["valid_loss"]
+        if self.base.averaging is not None:  # that of the run, or of an optimizer that averages by itself
+            loss = final.get(f"{AVERAGED}valid_loss", loss)
         return Tried(loss if math.isfinite(loss) else math.inf, result["seconds"])
 
     def best(self) -> Point | None:

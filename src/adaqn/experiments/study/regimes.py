@@ -5,18 +5,15 @@ Every method has the same budget of step sizes in each, and is judged by the bet
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from adaqn.experiments.comparison.panels import Variant
 from adaqn.experiments.optimizers import entry
 from adaqn.experiments.schema import number, positive, record
-from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.options import usual_options
 from adaqn.experiments.training.whole_settings import SCHEDULES
 
-AVERAGED = "averaged_"
-"""How the losses at an average are called."""
 REGIME = record({"warm_up": number(0.0, 1.0)}, {"averaging": positive})
 """What a file says of one: the share of the steps in which the step size rises, and c of an average."""
 
@@ -44,12 +41,6 @@ class InRegime(Variant):
     """A method in one of them."""
 
     regime: str = ""
-    settings: tuple[tuple[str, Any], ...] = ()
-    at_average: bool = False
-    """Is it judged there?"""
-
-    def on(self, base: RunConfig) -> RunConfig:
-        return replace(super().on(base), **dict(self.settings))
 
 
 def variants(methods: tuple[str, ...], regimes: tuple[Regime, ...], steps: int) -> tuple[Variant, ...]:

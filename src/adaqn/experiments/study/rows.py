@@ -14,7 +14,7 @@ from adaqn.experiments.optimizers import entry
 from adaqn.experiments.reading import is_there, read_json
 from adaqn.experiments.schema import LEFT, count, loss, positive, record, several, text
 from adaqn.experiments.search.points import USUAL, Point, due, rung_of
-from adaqn.experiments.study.regimes import AVERAGED, InRegime
+from adaqn.experiments.study.regimes import InRegime
 from adaqn.experiments.training.config import RunConfig, renamed
 from adaqn.experiments.training.folder import Finished
 from adaqn.experiments.training.options import resolved
@@ -57,7 +57,7 @@ class Row:
         self.panel, self.variant, self.method = panel, variant, variant.optimizer
         self.path = folder / panel.name / f"{variant.name}.json"
         self.regime = variant.regime if isinstance(variant, InRegime) else ""
-        self.prefix = AVERAGED if isinstance(variant, InRegime) and variant.at_average else ""
+        self.prefix = variant.prefix
         """Of the losses by which it is judged."""
         self.base = resolved(variant.on(panel.base))
         assert self.base.lr is not None

@@ -13,6 +13,9 @@ from torch.optim import Optimizer
 
 from adaqn.experiments.errors import UserError
 
+AVERAGED = "averaged_"
+"""How the losses at a growing average are called."""
+
 
 class GrowingAverage:
     """x ← x + c/(k + c)·(w − x) after the k-th step, x beginning at the first w: about the last 1/c of all steps.

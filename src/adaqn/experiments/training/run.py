@@ -20,7 +20,7 @@ from adaqn.experiments.errors import UserError, told
 from adaqn.experiments.optimizers import entry, prepare_model
 from adaqn.experiments.problems.catalogue import make_task
 from adaqn.experiments.training import saving
-from adaqn.experiments.training.averages import GrowingAverage, averages_itself, check_averaging, evaluated
+from adaqn.experiments.training.averages import AVERAGED, GrowingAverage, averages_itself, check_averaging, evaluated
 from adaqn.experiments.training.claims import Claim
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.folder import CHECKPOINT, METRICS_CHECKSUM, RESULT, sha256
@@ -218,10 +218,10 @@ class Run:
             record |= self._evaluated("", self.model)
         if averages_itself(self.optimizer):
             with self.optimizer.averaged():  # type: ignore[attr-defined]  # a common work of all processes
-                record |= self._evaluated("averaged_", self.model)
+                record |= self._evaluated(AVERAGED, self.model)
         elif self.growing is not None:
             begun = self.growing.count > 0
-            record |= self._evaluated("averaged_", self.growing.model if begun else self.model)
+            record |= self._evaluated(AVERAGED, self.growing.model if begun else self.model)
         for split in ("valid", "test") if self.team.writes else ():
             if self.average is not None and self.step == self.total:
                 for name, value in self.task.evaluate(self.average.module, split).items():
