@@ -81,8 +81,13 @@ class Panel:
 
     @property
     def cell(self) -> str:
-        """Its name in files."""
+        """Its name in tables of step sizes, and among other panels."""
         return self.name or f"{self.base.task}/{self.base.data}/{self.base.model}"
+
+    @property
+    def file_name(self) -> str:
+        """Of what is kept of it, without an ending."""
+        return self.cell.replace("/", "-")
 
 
 @dataclass(frozen=True)

@@ -217,7 +217,7 @@ def draw_comparison(
             for file in draw_comparison(
                 replace(comparison, panels=(panel,), apart=False),
                 [curve for curve in curves if curve.panel.cell == panel.cell],
-                stem.with_name(f"{stem.name}-{panel.cell.removeprefix(f'{comparison.name}-').replace('/', '-')}"),
+                stem.with_name(f"{stem.name}-{panel.file_name.removeprefix(f'{comparison.name}-')}"),
                 subtitle,
                 phone=phone,
             )

@@ -57,7 +57,7 @@ ROWS = several(
 
 
 def file_of(panel: Panel, folder: Path) -> Path:
-    return folder / f"{panel.cell.replace('/', '-')}.json"
+    return folder / f"{panel.file_name}.json"
 
 
 def base_of(panel: Panel) -> dict[str, Any]:
