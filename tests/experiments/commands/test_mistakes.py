@@ -62,6 +62,8 @@ def test_a_damaged_tuning_file_is_one_line(tmp_path, content):
         (["tune", "--data", "nosuch.txt"], "no text called 'nosuch.txt'"),
         (["tune", "--out", "/proc/tune"], "cannot make the folder"),
         (["figure", "addition", "--workers", "0"], "workers must be at least 1"),
+        (["figure", "addition", "--optimizers", "adam:0.5"], "takes tuned step sizes; leave out ':0.5'"),
+        (["figure", "addition", "--optimizers", "adaqn-default"], "no optimizer called 'adaqn-default'"),
         (["train", "--data", "nietzsche", "--data-dir", "/nonexistent"], "there is no folder /nonexistent"),
     ],
 )

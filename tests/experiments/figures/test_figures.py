@@ -176,6 +176,12 @@ def test_a_plan_runs_nothing_to_its_end(tmp_path):
     assert not list(tmp_path.glob("runs/*"))
 
 
+def test_a_curve_of_the_figure_can_be_asked_for_by_its_name(tmp_path):
+    places = ["--out", tmp_path, "--results", tmp_path]
+    words = ["addition", "--plan", "--scale", "paper", "--panel", "50", "--optimizers", "adaqn-default", *places]
+    assert [row["curve"] for row in json.loads(run(*words, "--json").stdout)] == ["AdaQN (default)"]
+
+
 def test_mistakes_are_one_clear_error(tmp_path):
     spec = figure_spec("addition", "quick")
     with pytest.raises(UserError, match="no figure called 'lms'"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -94,8 +95,8 @@ def print_rows(rows: list[dict[str, Any]], title: str, loss: str) -> None:
     screen().print(table)
 
 
-def parse_optimizers(text: str) -> list[tuple[str, float | None]]:
-    """Names with commas between, each with an optional step size.
+def parse_optimizers(text: str, curves: Collection[str] = ()) -> list[tuple[str, float | None]]:
+    """Names with commas between, each with an optional step size. Names of ``curves`` need not be optimizers.
 
     >>> parse_optimizers("adaqn:0.01,adam")
     [('adaqn', 0.01), ('adam', None)]
@@ -103,7 +104,8 @@ def parse_optimizers(text: str) -> list[tuple[str, float | None]]:
     chosen = []
     for part in text.split(","):
         name, _, lr = part.strip().partition(":")
-        entry(name)
+        if name not in curves:
+            entry(name)
         try:
             chosen.append((name, float(lr) if lr else None))
         except ValueError:

@@ -47,7 +47,7 @@ def figure(
     seeds: Annotated[int, typer.Option(help="Runs of each curve, with seeds 0, 1, ...")] = USUAL_SEEDS,
     panel: Annotated[list[str] | None, typer.Option(help="Only panels whose title has this; may be repeated.")] = None,
     optimizers: Annotated[
-        str | None, typer.Option(help="Optimizers instead of the paper's, separated by commas.")
+        str | None, typer.Option(help="Curves of the figure or other optimizers, separated by commas.")
     ] = None,
     epochs: Annotated[float | None, typer.Option(help="Number of epochs instead of the scale's own.")] = None,
     problem: Annotated[str, typer.Option(help="For pinn and noise: " + ", ".join(PROBLEMS["pinn"]))] = "burgers",
@@ -132,7 +132,7 @@ def figure(
     def spec_of(name: str) -> Comparison:
         spec = panels.with_sizes(figure_spec(name, scale), epochs=epochs, threads=threads, device=device)
         if optimizers:
-            spec = panels.with_optimizers(spec, [optimizer for optimizer, _ in parse_optimizers(optimizers)])
+            spec = panels.with_optimizers(spec, curves_of(optimizers, spec))
         return panels.with_panels(spec, panel) if panel else spec
 
     def stem(name: str) -> Path:
@@ -167,6 +167,16 @@ def figure(
     keep_what_there_is()
     draw_kept(spec, kept, stem(name), scale, as_json, needed=False)
     tell_end(outcome, work, quiet=as_json)
+
+
+def curves_of(optimizers: str, spec: Comparison) -> list[str]:
+    """Names of its own curves, or of optimizers."""
+    own = [variant.name for panel in spec.panels for variant in panel.variants]
+    chosen = parse_optimizers(optimizers, own)
+    for name, lr in chosen:
+        if lr is not None:
+            raise UserError(f"{name}:{lr:g}: this figure takes tuned step sizes; leave out ':{lr:g}'")
+    return [name for name, _ in chosen]
 
 
 def refuse_for(name: str, asked: bool) -> None:
