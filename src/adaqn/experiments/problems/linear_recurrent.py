@@ -184,4 +184,5 @@ def from_torch(module: nn.RNNBase) -> LinearRecurrent:
 
 def _description(module: nn.RNNBase) -> tuple[Any, ...]:
     nonlinearity = getattr(module, "nonlinearity", "tanh")
-    return type(module).__name__, module.input_size, module.hidden_size, module.num_layers, module.bias, nonlinearity
+    kind = next(kind for kind in (nn.RNN, nn.LSTM, nn.GRU) if isinstance(module, kind))  # or a subclass
+    return kind.__name__, module.input_size, module.hidden_size, module.num_layers, module.bias, nonlinearity

@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from adaqn.experiments.problems.unrolled import UnrolledRNN
+
 CELLS = ("tanh", "relu", "lstm", "gru")
 TRANSFORMER, CONV = "transformer", "conv"
 MODELS = (*CELLS, TRANSFORMER, CONV)
@@ -25,7 +27,7 @@ class Recurrent(nn.Module):
         self.embedding = nn.Embedding(vocabulary, hidden) if vocabulary else None
         inputs = hidden if vocabulary else features
         if cell in ("tanh", "relu"):
-            self.cells: nn.Module = nn.RNN(inputs, hidden, layers, nonlinearity=cell, batch_first=True)
+            self.cells: nn.Module = UnrolledRNN(inputs, hidden, layers, cell)
         else:
             self.cells = {"lstm": nn.LSTM, "gru": nn.GRU}[cell](inputs, hidden, layers, batch_first=True)
         self.output = nn.Linear(hidden, outputs)
