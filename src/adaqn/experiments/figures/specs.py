@@ -90,6 +90,8 @@ def sizes(task: str, scale: str) -> dict[str, Any]:
 
 SEARCHED = {"char-lm": 5.0, "word-lm": 1.0, "pixel-mnist": 1.0, "addition": 20.0}
 """Full epochs of each run of a search at the paper's scale."""
+SEARCH = {"word-lm": "staged-ladder", "pixel-mnist": "staged-ladder"}
+"""Where at quick scale the best step sizes were the smallest or largest of their rows."""
 
 
 def _panel(title: str, task: str, data: str, model: str, scale: str, **changes: Any) -> Panel:
@@ -98,7 +100,8 @@ def _panel(title: str, task: str, data: str, model: str, scale: str, **changes: 
     if scale == "quick":
         return replace(Panel(title, base, variants), **changes)
     searched = replace(base, epochs=SEARCHED[task], evaluations=1)
-    return replace(Panel(title, base, (*variants, *LATER), searched=searched), **changes)
+    panel = Panel(title, base, (*variants, *LATER), search=SEARCH.get(task, "staged"), searched=searched)
+    return replace(panel, **changes)
 
 
 def _texts(model: str, scale: str) -> tuple[Panel, ...]:

@@ -1,7 +1,8 @@
 """Which points a search tries next, given the losses that are known: the same number for every optimizer.
 
 ``grid``: every step size with every other choice. ``staged``: the step sizes with the usual choice, then the other
-choices at the best of them. ``lr``: step sizes alone. ``ladder``: step sizes on rungs a quarter of a decade apart, of
+choices at the best of them. ``staged-ladder``: the same with the step sizes of ``ladder``, for tasks where a fixed row
+of them may be far off. ``lr``: step sizes alone. ``ladder``: step sizes on rungs a quarter of a decade apart, of
 which rung 0 is the optimizer's default: three rungs first, then outwards while the best lies at an end, and
 between it and its neighbours once it does not. ``time``: the ladder, with as many step sizes as fit into the time that
 ``budget`` runs of Adam take. Optimizers that search along lines have one point.
@@ -21,7 +22,8 @@ from adaqn.experiments.training.config import RunConfig
 
 MOST_RUNS = 10_000
 IN_TIME = "time"
-SEARCHES = ("grid", "staged", "lr", "ladder", IN_TIME)
+STAGED = ("staged", "staged-ladder")
+SEARCHES = ("grid", *STAGED, "lr", "ladder", IN_TIME)
 
 
 class Point(NamedTuple):
@@ -65,23 +67,27 @@ def due(search: str, optimizer: str, budget: int, known: Mapping[Point, float]) 
     if entry(optimizer).whole:  # it searches along lines
         return [] if known else [Point(entry(optimizer).lr)]
     usual = USUAL.get(optimizer, 0)
-    if search == "ladder":
-        default = entry(optimizer).lr
-        rungs = {rung_of(default, point.lr): loss for point, loss in known.items() if point.choice == usual}
-        tried = {rung: loss for rung, loss in rungs.items() if rung is not None}
-        return [Point(step_size(default, rung), usual) for rung in due_rungs(tried, budget)]
     others = [c for c in range(len(choices(optimizer))) if c != usual]
     if search == "grid":
         sizes = step_sizes(optimizer, budget // (1 + len(others)))
         wanted = [Point(lr, choice) for lr in sizes for choice in sorted([usual, *others])]
         return [point for point in wanted if point not in known]
-    count = budget if search == "lr" else budget - len(others)
-    first = [Point(lr, usual) for lr in step_sizes(optimizer, count)]
-    left = [point for point in first if point not in known]
-    if left or search == "lr":
+    count = budget - len(others) if search in STAGED else budget
+    if search.endswith("ladder"):
+        left = _on_ladder(optimizer, count, usual, known)
+    else:
+        left = [point for lr in step_sizes(optimizer, count) if (point := Point(lr, usual)) not in known]
+    if left or search not in STAGED:
         return left
-    best = min(first, key=lambda point: known[point])
+    best = min((point for point in known if point.choice == usual), key=lambda point: (_rank(known[point]), point.lr))
     return [point for c in others if (point := Point(best.lr, c)) not in known]
+
+
+def _on_ladder(optimizer: str, count: int, usual: int, known: Mapping[Point, float]) -> list[Point]:
+    default = entry(optimizer).lr
+    rungs = {rung_of(default, point.lr): loss for point, loss in known.items() if point.choice == usual}
+    tried = {rung: loss for rung, loss in rungs.items() if rung is not None}
+    return [Point(step_size(default, rung), usual) for rung in due_rungs(tried, count)]
 
 
 def check(search: str, optimizer: str, budget: int) -> None:
@@ -93,7 +99,7 @@ def check(search: str, optimizer: str, budget: int) -> None:
     count = len(choices(optimizer))
     if search == "grid" and (budget < 1 or budget % count):
         raise UserError(f"the budget of {optimizer} must be a multiple of {count}, its choices beside lr; got {budget}")
-    least = count if search == "staged" else 1
+    least = count if search in STAGED else 1
     if budget < least:
         raise UserError(f"the budget of {optimizer} must be at least {least}, its choices beside lr; got {budget}")
 
