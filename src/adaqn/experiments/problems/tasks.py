@@ -25,6 +25,8 @@ from adaqn.experiments.training.config import RunConfig
 
 Batch = tuple[Tensor, Tensor]
 EVALUATION_BATCH = 256
+SLICE_ELEMENTS = 2_000_000
+"""Of logits: 8 MB."""
 
 
 class Task:
@@ -159,8 +161,7 @@ class LanguageModel(Task):
         return Recurrent(c.model, c.layers, c.hidden, size, vocabulary=size)
 
     def losses(self, output: tuple[Tensor, Hidden], target: Tensor) -> Tensor:
-        losses = cross_entropy(output[0].flatten(0, 1), target.flatten(), reduction="none")
-        return losses.view(target.shape).mean(1)
+        return symbol_losses(output[0].flatten(0, 1), target.flatten()).view(target.shape).mean(1)
 
     def metrics(self, loss: float, correct: float) -> dict[str, float]:
         if self.config.task == "word-lm":
@@ -232,6 +233,18 @@ class Addition(Task):
 
     def losses(self, output: tuple[Tensor, Hidden], target: Tensor) -> Tensor:
         return (output[0][:, 0] - target).square()
+
+
+def symbol_losses(logits: Tensor, target: Tensor) -> Tensor:
+    """The cross entropy of every row, in slices that stay in a processor's cache; the same to the last bit.
+
+    For 1,600 rows of 10,000 words, forward and backward read and write 64 MB several times otherwise.
+    """
+    rows = max(1, SLICE_ELEMENTS // logits.shape[1])
+    if logits.device.type != "cpu" or len(logits) <= rows:
+        return cross_entropy(logits, target, reduction="none")
+    slices = zip(logits.split(rows), target.split(rows), strict=True)
+    return torch.cat([cross_entropy(*pair, reduction="none") for pair in slices])
 
 
 def whole(batch: Batch) -> Batch:
