@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
+from adaqn.experiments.problems import tasks
 from adaqn.experiments.problems.catalogue import make_task
 from adaqn.experiments.training.config import RunConfig
 
@@ -39,3 +41,18 @@ def test_weights_are_drawn_with_the_variance_or_the_deviation_of_the_paper():
     for spread, expected in (("variance", 0.1), ("std", 0.01)):
         model = make_task(replace(SMALL, hidden=60, spread=spread).complete()).model()
         assert float(model.cells.weight_hh_l0.detach().std()) == pytest.approx(expected, rel=0.1)
+
+
+def test_losses_of_many_words_are_torchs_to_the_last_bit(monkeypatch):
+    """In slices of which the last one is shorter."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(50, 30, generator=generator, requires_grad=True)
+    target = torch.randint(30, (50,), generator=generator)
+    weights = torch.rand(50, generator=generator)
+    whole = cross_entropy(logits, target, reduction="none")
+    (expected,) = torch.autograd.grad((whole * weights).sum(), logits)
+    monkeypatch.setattr(tasks, "SLICE_ELEMENTS", 8 * 30 + 29)
+    sliced = tasks.symbol_losses(logits, target)
+    (found,) = torch.autograd.grad((sliced * weights).sum(), logits)
+    assert torch.equal(sliced, whole)
+    assert torch.equal(found, expected)

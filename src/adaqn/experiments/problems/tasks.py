@@ -243,7 +243,7 @@ def symbol_losses(logits: Tensor, target: Tensor) -> Tensor:
     rows = max(1, SLICE_ELEMENTS // logits.shape[1])
     if logits.device.type != "cpu" or len(logits) <= rows:
         return cross_entropy(logits, target, reduction="none")
-    slices = zip(logits.split(rows), target.split(rows), strict=True)
+    slices = zip(torch.split(logits, rows), torch.split(target, rows), strict=True)
     return torch.cat([cross_entropy(*pair, reduction="none") for pair in slices])
 
 

@@ -28,7 +28,7 @@ class UnrolledRNN(nn.RNN):
     def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, nonlinearity: str = "tanh") -> None:
         super().__init__(input_size, hidden_size, num_layers, nonlinearity=nonlinearity, batch_first=True)
 
-    def forward(self, input: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]:  # noqa: A002 - torch's name
+    def forward(self, input: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         if input.device.type != "cpu" or input.dim() != 3 or _has_tangents():
             output, last = super().forward(input, hx)
             return output, last
@@ -37,7 +37,8 @@ class UnrolledRNN(nn.RNN):
         states, lasts = input.transpose(0, 1).contiguous(), []
         for i in range(self.num_layers):
             w_input, w_hidden, b_input, b_hidden = self.all_weights[i]
-            states = _Layer.apply(states, hx[i], w_input, w_hidden, b_input + b_hidden, self.nonlinearity)
+            bias = b_input + b_hidden
+            states = _Layer.apply(states, hx[i], w_input, w_hidden, bias, self.nonlinearity)  # type: ignore[no-untyped-call]
             lasts.append(states[-1])
         return states.transpose(0, 1), torch.stack(lasts)
 
@@ -54,9 +55,10 @@ class _Layer(torch.autograd.Function):
         h[0] = first
         torch.addmm(bias, x.flatten(0, 1), w_input.t(), out=h[1:].view(steps * batch, -1))
         activate = torch.tanh_ if nonlinearity == "tanh" else torch.relu_
+        transposed = w_hidden.t()
         before, *states = h.unbind()
         for state in states:
-            before = activate(state.addmm_(before, w_hidden.t()))
+            before = activate(state.addmm_(before, transposed))
         ctx.save_for_backward(x, first, w_input, w_hidden, bias, h)
         ctx.nonlinearity = nonlinearity
         return h[1:]
