@@ -12,7 +12,7 @@ from adaqn.experiments.commands.app import app
 from adaqn.experiments.comparison.panels import plan, with_optimizers, with_panels
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.figures import specs
-from adaqn.experiments.figures.specs import FIGURES, SCALES, figure_spec
+from adaqn.experiments.figures.specs import FIGURES, SCALES, WORD_EPOCHS, figure_spec
 from adaqn.experiments.figures.tuning_file import base_json, key, packaged, read_tuning, tuned_by
 from adaqn.experiments.figures.work import FigureWork
 from adaqn.experiments.search.points import IN_TIME
@@ -83,8 +83,9 @@ def test_the_language_models_are_six_panels_at_the_papers_size():
     ]
     for panel in panels:
         config = panel.base.complete()
-        assert (config.layers, config.length, config.epochs, config.limit) == (5, 50, 100.0, None)
-        assert config.hidden == (400 if config.task == "word-lm" else 100)
+        assert (config.layers, config.length, config.limit) == (5, 50, None)
+        words = config.task == "word-lm"  # fewer epochs than in the paper: docs/reproduction.md says so
+        assert (config.hidden, config.epochs) == ((400, WORD_EPOCHS) if words else (100, 100.0))
     assert all(panel.base.complete().layers == 2 for panel in figure_spec("lstm", "paper").panels)
 
 

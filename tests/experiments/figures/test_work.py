@@ -65,7 +65,8 @@ def test_step_sizes_are_searched_before_the_runs_that_need_them(tmp_path):
     jobs = FigureWork(spec, 3, tmp_path).due()
     searched = [job for job in jobs if job.config.optimizer != "adaqn"]
     assert {job.config.epochs for job in searched if job.config.task == "char-lm"} == {5.0}, "five full epochs"
-    assert {job.config.epochs for job in jobs if job not in searched} == {100.0}, "AdaQN runs as it comes"
+    whole = {job.config.epochs for job in jobs if job not in searched and job.config.task == "char-lm"}
+    assert whole == {100.0}, "AdaQN runs as it comes"
     assert {job.config.seed for job in jobs} == {0}
     cells = list(dict.fromkeys((job.group[0], job.cell) for job in jobs))
     texts = [f"char-lm/{text}/{model}" for model in ("tanh", "relu") for text in ("dickens", "nietzsche")]
