@@ -163,13 +163,15 @@ class Curve:
 
 
 def with_optimizers(comparison: Comparison, names: list[str]) -> Comparison:
-    """Only these curves: its own of that name, at once and with all seeds, or optimizers as they come."""
-    variants = [variant for panel in comparison.panels for variant in panel.variants]
-    if comparison.sweep is not None or any(variant.options for variant in variants):
-        raise UserError(f"the curves of {comparison.name} are fixed: it compares variants of one method")
-    own = {variant.name: replace(variant, rank=0, most_seeds=MOST_SEEDS) for variant in variants}
-    chosen = tuple(own.get(name) or as_it_comes(name) for name in names)
-    return replace(comparison, panels=tuple(replace(panel, variants=chosen) for panel in comparison.panels))
+    """Only these curves: a panel's own of that name, at once and with all seeds, or optimizers as they come."""
+
+    def chosen(panel: Panel) -> Panel:
+        own = {variant.name: replace(variant, rank=0, most_seeds=MOST_SEEDS) for variant in panel.variants}
+        if comparison.sweep is not None or len({variant.optimizer for variant in panel.variants}) < len(own):
+            raise UserError(f"the curves of {comparison.name} are fixed: it compares variants of one method")
+        return replace(panel, variants=tuple(own.get(name) or as_it_comes(name) for name in names))
+
+    return replace(comparison, panels=tuple(chosen(panel) for panel in comparison.panels))
 
 
 def with_panels(comparison: Comparison, wanted: list[str]) -> Comparison:
