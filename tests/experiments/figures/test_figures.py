@@ -183,6 +183,16 @@ def test_a_curve_of_the_figure_can_be_asked_for_by_its_name(tmp_path):
     assert [row["curve"] for row in json.loads(run(*words, "--json").stdout)] == ["AdaQN (default)"]
 
 
+def test_curves_asked_for_by_name_are_those_of_each_panel():
+    spec = with_optimizers(figure_spec("lstm", "paper"), ["adaqn-default", "soap"])
+    own = {panel.title: panel.variants for panel in figure_spec("lstm", "paper").panels}
+    for panel in spec.panels:
+        assert [variant.name for variant in panel.variants] == ["adaqn-default", "soap"]
+        for variant in panel.variants:
+            (original,) = (v for v in own[panel.title] if v.name == variant.name)
+            assert (variant.options, variant.settings) == (original.options, original.settings)
+
+
 def test_mistakes_are_one_clear_error(tmp_path):
     spec = figure_spec("addition", "quick")
     with pytest.raises(UserError, match="no figure called 'lms'"):

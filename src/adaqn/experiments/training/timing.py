@@ -51,6 +51,7 @@ def cost_of(panel: str, curve: str, runs: int, example: Run) -> Cost:
     return Cost(panel, curve, runs, example.total * step + evaluations * evaluation, step, evaluation)
 
 
+@subnormals_flushed()  # as in training
 def time_step(run: Run) -> tuple[float, float]:
     """Seconds of a step, over whole cycles, and of an evaluation of both splits."""
     length = run.config.options.get("cycle_length", 1)
