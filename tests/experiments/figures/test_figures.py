@@ -4,6 +4,7 @@ import json
 import math
 import os
 import statistics
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -19,15 +20,15 @@ from adaqn.experiments.search.points import IN_TIME
 from adaqn.experiments.training.options import own_options
 
 needs_data = pytest.mark.skipif("ADAQN_DATA" not in os.environ, reason="set ADAQN_DATA to draw from real data")
+ROOT = Path(__file__).parents[3]
 NAMES = pytest.mark.parametrize("name", FIGURES)
 VARIED = ("optimizer", "lr", "options")
 LENGTH = ("steps", "epochs", "evaluations")
 
 
-def run(*words, code=0):
-    done = CliRunner().invoke(app, ["figure", *(str(word) for word in words)], catch_exceptions=code == 0)
-    if code == 0:
-        assert done.exit_code == 0, done.output
+def run(*words):
+    done = CliRunner().invoke(app, ["figure", *(str(word) for word in words)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
     return done
 
 
@@ -207,6 +208,21 @@ def test_mistakes_are_one_clear_error(tmp_path):
         with_optimizers(figure_spec("ablation", "quick"), ["adam"])
     with pytest.raises(UserError, match="seeds must be from 1 to 1000"):
         plan(spec, 0)
+    with pytest.raises(UserError, match="memory shows runs of lm by adaqn, not soap"):
+        with_optimizers(figure_spec("memory", "paper"), ["soap"])
+    with pytest.raises(UserError, match="--redraw runs nothing"):
+        run("lm", "--redraw", "--plan")
+    with pytest.raises(UserError, match="no results to draw"):
+        run("all", "--redraw", "--results", tmp_path, "--out", tmp_path)
+
+
+def test_all_that_there_is_of_a_panel_is_drawn_again(tmp_path):
+    """Figures that have no such panel are passed over."""
+    kept = ROOT / "experiments" / "quick"
+    words = ["all", "--redraw", "--panel", "Nietzsche", "--results", kept, "--out", tmp_path]
+    run(*words)
+    drawn = {path.name for path in tmp_path.glob("*.png")}
+    assert drawn == {f"{name}-quick-part.png" for name in ("lm", "memory", "lstm", "robustness")}
 
 
 def test_other_optimizers_and_fewer_panels_can_be_asked_for():

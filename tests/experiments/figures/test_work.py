@@ -211,6 +211,16 @@ def test_what_another_machine_has_kept_is_not_lost(begun, tmp_path):
     assert kept[PANEL.variants[2]].note == "not run"
 
 
+def test_who_only_looks_changes_no_file(begun, tmp_path):
+    adam, sgd, soap = (curve.curve() for curve in begun.curves)
+    keep(PANEL, [soap], tmp_path, "adaqn figure", {"soap": {"best": None, "trials": []}})
+    assert not file_of(PANEL, tmp_path).exists(), "there was nothing to keep"
+    keep(PANEL, [adam, sgd], tmp_path, "adaqn figure --seeds 2", {})
+    before = file_of(PANEL, tmp_path).read_bytes()
+    keep(PANEL, [replace(adam, note="1 of 3 seeds"), sgd, soap], tmp_path, "adaqn figure", {})
+    assert file_of(PANEL, tmp_path).read_bytes() == before
+
+
 def test_long_traces_are_thinned(begun, tmp_path):
     adam = begun.curves[0].curve().runs[0]
     record = adam.metrics[-1]

@@ -78,6 +78,32 @@ def test_forward_mode_is_torchs(rnn):
     torch.testing.assert_close(found, difference, rtol=1e-5, atol=1e-7)
 
 
+def test_jacobians_and_batches_of_gradients_are_torchs(rnn):
+    x, _ = (tensor.detach() for tensor in inputs(rnn))
+    ours, theirs = (
+        torch.func.jacrev(lambda x, forward=forward: forward(x)[0])(x) for forward in (rnn, torchs(rnn))
+    )  # fmt: skip
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_autocast_packed_and_empty_inputs_are_torchs(rnn):
+    x, first = (tensor.detach() for tensor in inputs(rnn))
+    with torch.autocast("cpu"):
+        assert rnn.float()(x.float())[0].dtype == torchs(rnn)(x.float())[0].dtype
+    rnn.double()
+    lengths = torch.tensor([7, 5, 2, 1])
+    packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+    torch.testing.assert_close(rnn(packed, first)[0].data, torchs(rnn)(packed, first)[0].data)
+    assert rnn(x[:0])[0].shape == torchs(rnn)(x[:0])[0].shape
+
+
+def test_a_state_of_another_shape_is_an_error(rnn):
+    x, first = inputs(rnn)
+    for wrong in (first[:, :1], torch.cat([first, first])):
+        with pytest.raises(RuntimeError, match="Expected hidden size"):
+            rnn(x, wrong)
+
+
 def test_gradients_do_not_change_what_was_returned(rnn):
     x, first = inputs(rnn)
     output, _ = rnn(x, first)

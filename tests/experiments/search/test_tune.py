@@ -89,6 +89,22 @@ def test_which_run_of_a_round_ended_first_changes_nothing(tmp_path, inline):
     assert CurveSearch(base, "ladder", 5, tmp_path / "runs", None, lambda: None).is_over()
 
 
+def test_finished_runs_of_an_unfinished_round_are_told(tmp_path, inline):
+    base = replace(SMALL, optimizer="sgd").complete()
+    search = CurveSearch(base, "lr", 3, tmp_path, None, lambda: None)
+    first, second, _ = search.jobs()
+    for job in (first, second):
+        run_one(job.config, job.folder)
+    assert len(search.due()) == 1
+    trials = search.results()["trials"]
+    assert {trial["lr"] for trial in trials} == {first.config.lr, second.config.lr}
+    assert (search.finished_runs(), search.results()["best"]) == (2, None)
+    elsewhere = {Point(trial["lr"]): Tried(trial["valid_loss"], trial["seconds"]) for trial in trials}
+    other = CurveSearch(base, "lr", 3, tmp_path / "other", None, lambda: None, elsewhere)
+    assert len(other.due()) == 1
+    assert other.results() == search.results()
+
+
 def test_budgets_in_time_give_slow_methods_fewer_points(tmp_path):
     """Three of Adam's runs of 2 seconds each; nobody knows the time before Adam's first run is there."""
     found = searches(for_optimizers(SMALL, ["sgd", "adam", "hf"]), "time", 3, tmp_path)

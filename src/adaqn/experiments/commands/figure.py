@@ -45,7 +45,9 @@ def figure(
     name: Annotated[str, typer.Argument(help="One of: " + ", ".join((*FIGURES, PINN, NOISE)))],
     scale: Annotated[str, typer.Option(help="quick: minutes on two cores. paper: the paper's own setting.")] = "quick",
     seeds: Annotated[int, typer.Option(help="Runs of each curve, with seeds 0, 1, ...")] = USUAL_SEEDS,
-    panel: Annotated[list[str] | None, typer.Option(help="Only panels whose title has this; may be repeated.")] = None,
+    panel: Annotated[
+        list[str] | None, typer.Option(help="Only panels whose title or name has this; may be repeated.")
+    ] = None,
     optimizers: Annotated[
         str | None, typer.Option(help="Curves of the figure or other optimizers, separated by commas.")
     ] = None,
@@ -138,11 +140,22 @@ def figure(
     def stem(name: str) -> Path:
         return out / f"{name}-{scale}{'-part' if asked else ''}"  # the whole figure stays as it was
 
+    if redraw and (only_plan or budget_hours is not None):
+        raise UserError("--redraw runs nothing: leave out --plan and --budget-hours")
     if redraw:
+        drawn = False
         for figure_name in FIGURES if name == ALL else (name,):
-            spec, place = spec_of(figure_name), stem(figure_name)
-            if not draw_table(spec, kept, place, scale, as_json):
-                draw_kept(spec, kept, place, scale, as_json, needed=name != ALL)
+            try:
+                spec, place = spec_of(figure_name), stem(figure_name)
+            except UserError:
+                if name != ALL:
+                    raise
+                continue  # it has no such panel, or no such curve
+            drawn |= draw_table(spec, kept, place, scale, as_json) or draw_kept(
+                spec, kept, place, scale, as_json, needed=name != ALL
+            )
+        if not drawn:
+            raise UserError(f"there are no results to draw in {kept}: give their folder with --results")
         return
     if name == ALL:
         raise UserError("'all' goes with --redraw: run the figures one by one")
@@ -204,8 +217,8 @@ def home(spec: Comparison) -> str:
     return spec.runs_of or spec.name
 
 
-def draw_kept(spec: Comparison, folder: Path, stem: Path, scale: str, as_json: bool, *, needed: bool) -> None:
-    """Picture and table of what is kept."""
+def draw_kept(spec: Comparison, folder: Path, stem: Path, scale: str, as_json: bool, *, needed: bool) -> bool:
+    """Picture and table of what is kept; is there any?"""
     curves = [curve for panel in spec.panels for curve in kept_curves(panel, folder / home(spec))]
     there = [curve for curve in curves if curve.runs]
     if not there:
@@ -213,7 +226,7 @@ def draw_kept(spec: Comparison, folder: Path, stem: Path, scale: str, as_json: b
             raise UserError(f"there are no results of {spec.name} in {folder / home(spec)}: run the figure first")
         if as_json and not needed:
             print(json_text({"rows": [], "figures": []}, indent=2))
-        return
+        return False
     if spec.sweep is not None:
         rows = sweep_rows(there)
         files = draw_sweep(spec, rows, stem, subtitle(scale, curves))
@@ -229,6 +242,7 @@ def draw_kept(spec: Comparison, folder: Path, stem: Path, scale: str, as_json: b
     said = [f"{title} ({', '.join(names)})" for title, names in nothing.items() if names]
     if said:
         say("nothing yet of " + "; ".join(said), as_json)
+    return True
 
 
 def draw_table(spec: Comparison, folder: Path, stem: Path, scale: str, as_json: bool) -> bool:

@@ -169,6 +169,10 @@ def with_optimizers(comparison: Comparison, names: list[str]) -> Comparison:
         own = {variant.name: replace(variant, rank=0, most_seeds=MOST_SEEDS) for variant in panel.variants}
         if comparison.sweep is not None or len({variant.optimizer for variant in panel.variants}) < len(own):
             raise UserError(f"the curves of {comparison.name} are fixed: it compares variants of one method")
+        if comparison.runs_of and (others := set(names) - set(own)):
+            raise UserError(
+                f"{comparison.name} shows runs of {comparison.runs_of} by {', '.join(own)}, not {', '.join(others)}"
+            )
         return replace(panel, variants=tuple(own.get(name) or as_it_comes(name) for name in names))
 
     return replace(comparison, panels=tuple(chosen(panel) for panel in comparison.panels))

@@ -17,7 +17,7 @@ from adaqn.experiments.training.averages import AVERAGED
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.folder import MEASUREMENT, Finished, folder_name, with_nan
 from adaqn.experiments.training.options import command
-from adaqn.experiments.training.storage import write_sealed
+from adaqn.experiments.training.storage import json_text, write_sealed
 
 FORMAT = 1
 MOST_POINTS = 120
@@ -75,7 +75,7 @@ def _common(config: RunConfig) -> dict[str, Any]:
 
 
 def keep(panel: Panel, curves: list[Curve], folder: Path, made_by: str, searched: dict[str, Any]) -> None:
-    """Write what there is of these curves; what is known of others stays.
+    """Write what there is of these curves, if any of it is new; what is known of others stays.
 
     Runs of a curve that were made elsewhere with the same settings stay too, if they are further than those here. Runs
     with other settings make room: a curve has one step size, or one row of them.
@@ -88,6 +88,7 @@ def keep(panel: Panel, curves: list[Curve], folder: Path, made_by: str, searched
         searched: by curve, what its search has found.
     """
     kept, earlier, file = *_read(panel, folder), file_of(panel, folder)
+    known = _results(kept)
     as_kept = {_name(run): run for said in kept.values() for run in said["runs"]}  # two curves may share a run
     for curve in curves:
         before = kept.get(curve.variant.name, {"runs": []})
@@ -108,9 +109,17 @@ def keep(panel: Panel, curves: list[Curve], folder: Path, made_by: str, searched
         elif "search" in before:
             said["search"] = before["search"]
         kept[curve.variant.name] = said
+    if _results(kept) == known:
+        return  # notes and the command stay with the results that they are about
     told = made_by if set(kept) <= {curve.variant.name for curve in curves} else earlier or made_by
     common = {"format": FORMAT, "panel": panel.title, "command": told, "base": base_of(panel)}
     write_sealed(file, {**common, "curves": kept})
+
+
+def _results(kept: dict[str, Any]) -> str:
+    """All runs and trials, as they are written."""
+    found = {name: (said["runs"], said.get("search", {}).get("trials", [])) for name, said in kept.items()}
+    return json_text({name: results for name, results in found.items() if any(results)}, sort_keys=True)
 
 
 def _furthest(before: list[dict[str, Any]], here: list[dict[str, Any]]) -> list[dict[str, Any]]:

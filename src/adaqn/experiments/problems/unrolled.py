@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.nn.utils.rnn import PackedSequence
 
 
 class UnrolledRNN(nn.RNN):
     """``nn.RNN`` with ``batch_first=True``, a bias, one direction and no dropout.
 
-    Devices other than the CPU and forward-mode derivatives use torch's own code.
+    Devices other than the CPU, autocast, ``torch.func`` and packed or empty inputs use torch's own code.
 
     >>> rnn = UnrolledRNN(3, 5, num_layers=2)
     >>> x = torch.randn(4, 7, 3)
@@ -29,11 +30,12 @@ class UnrolledRNN(nn.RNN):
         super().__init__(input_size, hidden_size, num_layers, nonlinearity=nonlinearity, batch_first=True)
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        if input.device.type != "cpu" or input.dim() != 3 or _has_tangents():
+        if not _is_plain(input):
             output, last = super().forward(input, hx)
             return output, last
         if hx is None:
             hx = input.new_zeros(self.num_layers, input.shape[0], self.hidden_size)
+        self.check_forward_args(input, hx, None)
         states, lasts = input.transpose(0, 1).contiguous(), []
         for i in range(self.num_layers):
             w_input, w_hidden, b_input, b_hidden = self.all_weights[i]
@@ -103,6 +105,9 @@ def _differentiable_backward(
     return tuple(next(found) if is_needed else None for is_needed in needed)
 
 
-def _has_tangents() -> bool:
-    """Is forward-mode differentiation on? A function of our own would need its formulas too."""
-    return forward_ad._current_level >= 0
+def _is_plain(input: Tensor | PackedSequence) -> bool:
+    """Is there nothing that a function of our own would need more formulas or rules for?"""
+    if isinstance(input, PackedSequence) or input.dim() != 3 or not input.numel() or input.device.type != "cpu":
+        return False
+    has_tangents = forward_ad._current_level >= 0
+    return not (has_tangents or torch._C._are_functorch_transforms_active() or torch.is_autocast_enabled("cpu"))

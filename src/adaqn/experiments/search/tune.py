@@ -58,6 +58,8 @@ class CurveSearch:
         self.base, self.search, self.budget, self.clock = base, search, budget, clock
         self.runs, self.data_dir, self.before = runs, data_dir, dict(before or {})
         self.tried: dict[Point, Tried] = {}
+        """Of the rounds that are over."""
+        self._round: list[Point] = []
         self._found: dict[Point, Finished] = {}
 
     @property
@@ -78,10 +80,11 @@ class CurveSearch:
                 return []
             losses = {point: tried.loss for point, tried in self.tried.items()}
             points = due("ladder" if self.search == IN_TIME else self.search, self.base.optimizer, count, losses)
+            self._round = points
             missing = [point for point in points if not self._is_finished(point)]
             if missing or not points:
                 return missing
-            self.tried |= {point: self._result(point) for point in points}
+            self.tried |= self._finished_of_round()
 
     def is_over(self) -> bool:
         return not self.due() and self.count is not None
@@ -119,23 +122,26 @@ class CurveSearch:
         return min(self.tried, key=lambda point: (self.tried[point].loss, point.lr), default=None)
 
     def finished_runs(self) -> int:
-        """Of the rounds so far, those that are counted already and those of the present one."""
-        return len({*self.tried, *self._found})
+        """Of the rounds that are over, and of the present one."""
+        return len({*self.tried, *self._finished_of_round()})
+
+    def _finished_of_round(self) -> dict[Point, Tried]:
+        return {point: self._result(point) for point in self._round if self._is_finished(point)}
 
     def seconds_of_default(self) -> float | None:
         """Of the first point, which is that of the default step size."""
         return next((tried.seconds for tried in self.tried.values()), None)
 
     def results(self) -> dict[str, Any]:
-        """The best point, and every point with its validation loss."""
-        points = [{**self._described(point), "seconds": tried.seconds} for point, tried in self.tried.items()]
+        """The best point, and every finished point with its validation loss, those of the present round too."""
+        known = {**self.tried, **self._finished_of_round()}
+        points = [{**self._described(point, tried), "seconds": tried.seconds} for point, tried in known.items()]
         points.sort(key=lambda point: (point["valid_loss"], point["lr"]))
         best = self.best()
-        return {"best": None if best is None else self._described(best), "trials": points}
+        return {"best": None if best is None else self._described(best, self.tried[best]), "trials": points}
 
-    def _described(self, point: Point) -> dict[str, Any]:
-        loss = self.tried[point].loss
-        return {"lr": point.lr, **choices(self.base.optimizer)[point.choice], "valid_loss": loss}
+    def _described(self, point: Point, tried: Tried) -> dict[str, Any]:
+        return {"lr": point.lr, **choices(self.base.optimizer)[point.choice], "valid_loss": tried.loss}
 
 
 def searches(
