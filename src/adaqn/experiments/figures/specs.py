@@ -67,8 +67,8 @@ LENGTHS = (50, 100, 200)
 """Of the addition problem at the paper's scale: where does it stop being learnable?"""
 
 
-WORD_EPOCHS = 10.0
-"""Of a word model at the paper's scale: five hours of one core for three methods and their searches."""
+WORD_EPOCHS = 5.0
+"""Of a word model at the paper's scale: two to three hours of one core for three methods and their searches."""
 
 
 def sizes(task: str, scale: str) -> dict[str, Any]:
