@@ -124,6 +124,10 @@ def figure(
             return
         pinn_figure(base, optimizers or RIVALS, seeds, only_plan, count, out, data_dir, as_json)
         return
+    if steps is not None or dtype.value != "float32" or problem != "burgers":
+        raise UserError(f"--steps, --dtype and --problem are for {PINN} and {NOISE}: leave them out for {name}")
+    if name == "family" and scale != "quick":
+        raise UserError("family has one size: leave out --scale")
     kept = results or (KEPT if scale == "paper" and epochs is None else out / "kept")
     asked = [f"--panel {shlex.quote(word)}" for word in panel or []]
     asked += [f"--optimizers {optimizers}"] if optimizers else []
@@ -131,17 +135,17 @@ def figure(
     made_by = [*(["--tune"] if tune else []), *([f"--tuning {shlex.quote(str(tuning))}"] if tuning else []), *asked]
     made_by += [f"--seeds {seeds}"] if seeds != USUAL_SEEDS else []
 
-    def spec_of(name: str) -> Comparison:
-        spec = panels.with_sizes(figure_spec(name, scale), epochs=epochs, threads=threads, device=device)
+    def spec_of(figure_name: str) -> Comparison:
+        spec = panels.with_sizes(figure_spec(figure_name, scale), epochs=epochs, threads=threads, device=device)
         if optimizers:
             spec = panels.with_optimizers(spec, curves_of(optimizers, spec))
-        return panels.with_panels(spec, panel) if panel else spec
+        return panels.with_panels(spec, panel, every=name != ALL) if panel else spec
 
     def stem(name: str) -> Path:
         return out / f"{name}-{scale}{'-part' if asked else ''}"  # the whole figure stays as it was
 
-    if redraw and (only_plan or budget_hours is not None):
-        raise UserError("--redraw runs nothing: leave out --plan and --budget-hours")
+    if redraw and (only_plan or budget_hours is not None or tune or tuning is not None):
+        raise UserError("--redraw runs nothing: leave out --plan, --budget-hours, --tune and --tuning")
     if redraw:
         drawn = False
         for figure_name in FIGURES if name == ALL else (name,):
@@ -223,7 +227,8 @@ def draw_kept(spec: Comparison, folder: Path, stem: Path, scale: str, as_json: b
     there = [curve for curve in curves if curve.runs]
     if not there:
         if needed:
-            raise UserError(f"there are no results of {spec.name} in {folder / home(spec)}: run the figure first")
+            where = folder / home(spec)
+            raise UserError(f"there are no results of {spec.name} in {where}: run it first, or give --results")
         if as_json and not needed:
             print(json_text({"rows": [], "figures": []}, indent=2))
         return False

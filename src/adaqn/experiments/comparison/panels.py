@@ -178,12 +178,17 @@ def with_optimizers(comparison: Comparison, names: list[str]) -> Comparison:
     return replace(comparison, panels=tuple(chosen(panel) for panel in comparison.panels))
 
 
-def with_panels(comparison: Comparison, wanted: list[str]) -> Comparison:
-    """Only the panels whose title or cell contains one of the words."""
-    kept = tuple(p for p in comparison.panels if any(w.lower() in f"{p.title} {p.cell}".lower() for w in wanted))
-    if not kept:
+def with_panels(comparison: Comparison, wanted: list[str], *, every: bool = True) -> Comparison:
+    """Only the panels whose title or cell contains one of the words; must every word be in one of them?"""
+
+    def matches(panel: Panel, word: str) -> bool:
+        return word.lower() in f"{panel.title} {panel.cell}".lower()
+
+    unknown = [word for word in wanted if not any(matches(panel, word) for panel in comparison.panels)]
+    if len(unknown) == len(wanted) or (every and unknown):
         titles = "; ".join(panel.title for panel in comparison.panels)
-        raise UserError(f"no panel of {comparison.name} is called {', '.join(wanted)}: it has {titles}")
+        raise UserError(f"no panel of {comparison.name} is called {', '.join(unknown)}: it has {titles}")
+    kept = tuple(panel for panel in comparison.panels if any(matches(panel, word) for word in wanted))
     return replace(comparison, panels=kept)
 
 

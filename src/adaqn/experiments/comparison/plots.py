@@ -141,7 +141,7 @@ def frame(
         shown: the share of those heights that is shown.
         after: the share of the longest line in which heights need not be shown.
         logarithmic: may the axis be, where losses fall by decades?
-        with_ends: show more than that share where the second half of a line lies above it.
+        with_ends: show more than that share where the second half of a line lies above it, but for a few jumps.
     """
     starts = [line.mean[0] for line in lines if math.isfinite(line.mean[0])]
     ends = [value for line in lines for value in line.low if math.isfinite(value)]
@@ -153,12 +153,19 @@ def frame(
         axes.set_ylim(bottom / ABOVE, min(axes.get_ylim()[1], ABOVE * top))
         return
     until = after * max(line.x[-1] for line in lines)
-    settled = [line.mean[max(0, sum(x <= until for x in line.x) - 1)] for line in lines]
-    highest_settled = max((value for value in settled if math.isfinite(value)), default=top)
+    early = [line.mean[: max(1, sum(x <= until for x in line.x))] for line in lines]
+    settled = [min(finite) for values in early if (finite := [value for value in values if math.isfinite(value)])]
+    highest_settled = max(settled, default=top)
     height = min(shown * (top - bottom), (1.0 + MARGIN) * (highest_settled - bottom))
-    later = [value for line in lines for value in line.mean[len(line.mean) // 2 :] if value <= top] if with_ends else []
+    later = [value for line in lines for value in _usual(line.mean[len(line.mean) // 2 :], top)] if with_ends else []
     highest = max([bottom + height, *(value + MARGIN * height for value in later)])
     axes.set_ylim(bottom - MARGIN * (highest - bottom), highest)
+
+
+def _usual(values: Sequence[float], top: float) -> list[float]:
+    """The last one, and all but the highest tenth; none that left the picture."""
+    ranked = sorted(values, key=lambda value: (not math.isfinite(value), value))
+    return [value for value in (*ranked[: math.ceil(0.9 * len(ranked))], values[-1]) if value <= top]
 
 
 def name_axes(axes: Axes, x: str, y: str, title: str = "") -> None:
@@ -279,7 +286,8 @@ def draw_panel(axes: Axes, shown: Sequence[Curve], panel: Panel, view: View, *, 
             continue
         drawn = line_of(curve.shown, curve.variant, view)
         if not short:
-            drawn = replace(drawn, label=f"{drawn.label}  {_end(drawn.mean[-1], whole)}")
+            where = "" if curve.finished or view.against != "epoch" else f" at {drawn.x[-1]:.3g}"
+            drawn = replace(drawn, label=f"{drawn.label}  {_end(drawn.mean[-1], whole)}{where}")
         if alike:  # one optimizer in several variants, or more methods than colours
             turn, place = divmod(index, len(PALETTE))
             drawn = replace(drawn, colour=PALETTE[place], style=STYLES[turn % len(STYLES)])
@@ -290,12 +298,12 @@ def draw_panel(axes: Axes, shown: Sequence[Curve], panel: Panel, view: View, *, 
                 thin.append(replace(other, label="_", colour=drawn.colour, style=":", minor=True))
     draw(axes, [*lines, *thin], legend=False)
     notes = {curve.variant.label: curve.note for curve in shown if curve.note}
-    note_missing(axes, notes, at="bottom" if view.metric == "average_memory" else "top")
     if not lines:  # nothing to measure
         axes.set(xticks=[], yticks=[])
     unit = _unit(shown) if view.metric == "test_loss" else ""
     names = {**NAMES, **WHOLE_NAMES} if whole else NAMES
     name_axes(axes, names[view.against], with_unit(names[view.metric], unit, phone=short), panel.title)
+    note_missing(axes, notes)
     if view.metric == "test_loss":
         frame(axes, [*lines, *thin], shown=BEGUN, after=SETTLED, logarithmic=whole or view.wide, with_ends=True)
     elif view.metric == "average_memory":
@@ -311,14 +319,16 @@ def _end(loss: float, whole: bool) -> str:
     return f"{loss:.2e}" if whole or not 0.001 <= abs(loss) < 1e4 else f"{loss:.3f}"
 
 
-def note_missing(axes: Axes, notes: Mapping[str, str], at: str = "top") -> None:
-    """What there is not yet of the curves, in the corner that they leave free; of many curves alike, one line."""
+def note_missing(axes: Axes, notes: Mapping[str, str]) -> None:
+    """What there is not yet of the curves, between panel and title, where no curve is; of many alike, one line."""
     alike = Counter(notes.values())
     single = [f"{label}: {note}" for label, note in notes.items() if alike[note] <= MOST_ALIKE]
     said = "\n".join([*(f"{count} curves: {note}" for note, count in alike.items() if count > MOST_ALIKE), *single])
     if said:
-        height = {"top": 0.98, "bottom": 0.02}[at]
-        axes.text(0.98, height, said, transform=axes.transAxes, ha="right", va=at, fontsize=7)
+        size = 7.0
+        axes.text(0.0, 1.02, said, transform=axes.transAxes, fontsize=size)
+        title = axes.get_title(loc="left")
+        axes.set_title(title, loc="left", fontsize=10, pad=1.4 * size * (said.count("\n") + 1) + size)
 
 
 def with_unit(name: str, unit: str, *, phone: bool) -> str:

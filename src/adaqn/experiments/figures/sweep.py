@@ -67,10 +67,10 @@ def _draw(axes: Axes, rows: Sequence[dict[str, Any]], panel: Panel, *, first: bo
         values = {part: [row[name][part] for row in points] for part in ("mean", "low", "high")}
         shade, mark = look.PALETTE[index % len(look.PALETTE)], MARKS[index % len(MARKS)]
         lines.append(look.line(variant.label, shade, [row["lr"] for row in points], values, f"-{mark}"))
-    plots.note_missing(axes, notes)
     axes.set_xscale("log")
     height = plots.with_unit("loss at the end", rows[0]["unit"] if rows else "", phone=phone)
     plots.name_axes(axes, "step size", height if first or phone else "", panel.title)
+    plots.note_missing(axes, notes)
     return lines
 
 
