@@ -126,6 +126,18 @@ def test_the_later_losses_of_a_long_run_fill_its_panel():
         plots.plt.close(figure)
 
 
+def test_a_few_jumps_of_a_long_run_leave_the_picture():
+    """Its last value does not."""
+    values = [4.0, 2.0, *(1.5 - 0.001 * i for i in range(99))]
+    values[80] = 3.5
+    for last, most in ((values[-1], 1.6), (1.9, 2.0)):
+        figure, axes = plots.panels(plots.DESKTOP, 1, 1)
+        drawn = line("one", *values[:-1], last)
+        plots.frame(axes[0][0], [drawn], shown=plots.BEGUN, after=plots.SETTLED, with_ends=True)
+        assert last < axes[0][0].get_ylim()[1] < most
+        plots.plt.close(figure)
+
+
 def test_a_panel_without_a_curve_measures_nothing():
     panel = Panel("", RunConfig(task="addition"), (as_it_comes("adam"),))
     figure, axes = plots.panels(plots.DESKTOP, 1, 1)

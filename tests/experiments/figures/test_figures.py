@@ -210,8 +210,16 @@ def test_mistakes_are_one_clear_error(tmp_path):
         plan(spec, 0)
     with pytest.raises(UserError, match="memory shows runs of lm by adaqn, not soap"):
         with_optimizers(figure_spec("memory", "paper"), ["soap"])
-    with pytest.raises(UserError, match="--redraw runs nothing"):
-        run("lm", "--redraw", "--plan")
+    for words in (["--plan"], ["--tune"], ["--budget-hours", 1], ["--tuning", "quick"]):
+        with pytest.raises(UserError, match="--redraw runs nothing"):
+            run("lm", "--redraw", *words)
+    for words in (["--steps", 50], ["--dtype", "float64"], ["--problem", "wave"]):
+        with pytest.raises(UserError, match="are for pinn and noise: leave them out for lm"):
+            run("lm", *words)
+    with pytest.raises(UserError, match="family has one size"):
+        run("family", "--scale", "paper", "--plan")
+    with pytest.raises(UserError, match="no panel of lm is called Nietsche: it has Dickens"):
+        run("lm", "--redraw", "--panel", "Dickens", "--panel", "Nietsche")
     with pytest.raises(UserError, match="no results to draw"):
         run("all", "--redraw", "--results", tmp_path, "--out", tmp_path)
 

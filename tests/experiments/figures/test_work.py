@@ -164,11 +164,17 @@ def test_what_there_is_is_drawn_as_far_as_it_goes(begun):
     lines = plots.draw_panel(axes, curves, PANEL, View())
     adam, sgd = lines
     assert (adam.x[-1], sgd.x[-1]) == (2.0, 1.0)
+    assert " at " not in adam.label
+    assert sgd.label.endswith(" at 1")
     [thin] = [drawn for drawn in axes.lines if drawn.get_label() == "_"]
     assert thin.get_xdata()[-1] == 1.0
     [missing] = [text.get_text().splitlines() for text in axes.texts]
     for name, note in (("adam", "1 of 2 seeds"), ("sgd", "0 of 2 seeds, 1 of 2 epochs"), ("soap", "not run")):
         assert any(line.startswith(name) and note in line for line in missing)
+    plots.name_curves(figure, {axes: lines})
+    figure.canvas.draw()
+    [above] = [text.get_window_extent() for text in axes.texts if text.get_text().startswith("adam: ")]
+    assert above.y0 > axes.get_window_extent().y1, "no curve is there"
     plots.plt.close(figure)
 
 
