@@ -328,7 +328,7 @@ def note_missing(axes: Axes, notes: Mapping[str, str]) -> None:
         size = 7.0
         axes.text(0.0, 1.02, said, transform=axes.transAxes, fontsize=size)
         title = axes.get_title(loc="left")
-        axes.set_title(title, loc="left", fontsize=10, pad=1.4 * size * (said.count("\n") + 1) + size)
+        axes.set_title(title, loc="left", fontsize=10, pad=1.2 * size * (said.count("\n") + 1) + size)
 
 
 def with_unit(name: str, unit: str, *, phone: bool) -> str:
