@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from adaqn.experiments.commands import figure as command
 from adaqn.experiments.commands.app import app
+from adaqn.experiments.commands.figure_pictures import print_rows
 from adaqn.experiments.comparison import plots
 from adaqn.experiments.comparison.panels import Comparison, Curve, Panel, Variant, View, with_optimizers
 from adaqn.experiments.comparison.summary import summary_rows
@@ -106,7 +107,7 @@ def test_a_curve_judged_at_an_average_is_searched_kept_tabled_and_drawn_there(tm
     assert ("judged_at" in first, row["judged_at"]) == (False, "average")
     lowest = min(run.metrics, key=lambda record: record["averaged_valid_loss"])
     assert row["stopped_test_loss"]["mean"] == pytest.approx(lowest["averaged_test_loss"], rel=1e-5)
-    command.print_rows([first, row], work.spec)
+    print_rows([first, row], work.spec)
 
 
 def test_two_figures_share_their_runs(tmp_path):
