@@ -18,7 +18,7 @@ NUMBERS := tests/core tests/optim tests/fullbatch tests/parameters tests/test_re
 	optim/test_no_waiting.py optim/test_torch_arguments.py fullbatch/test_closure.py fullbatch/test_telling.py)
 THREADS ?= 1
 
-.PHONY: setup demo test test-slow test-numbers check lint types docs dist bench memory-table clean
+.PHONY: setup demo test test-slow test-numbers check lint types docs dist bench memory-table figures clean
 
 setup: $(STAMP)
 
@@ -70,6 +70,12 @@ bench: setup  ## cost of a step and of its memory on this machine
 
 memory-table: setup  ## the table of memory in README.md and docs/index.md, after a default has changed
 	$(BIN)/python benchmarks/state_table.py --write
+
+figures: setup  ## draw the figures of the paper in docs/figures again, from the results in experiments/
+	for scale in quick paper; do \
+		$(BIN)/adaqn figure all --scale $$scale --redraw --results experiments/$$scale --out docs/figures || exit 1; \
+	done
+	rm -f docs/figures/*.png
 
 clean:
 	rm -rf .venv site dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

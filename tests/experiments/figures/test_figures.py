@@ -210,7 +210,7 @@ def test_mistakes_are_one_clear_error(tmp_path):
         plan(spec, 0)
     with pytest.raises(UserError, match="memory shows runs of lm by adaqn, not soap"):
         with_optimizers(figure_spec("memory", "paper"), ["soap"])
-    for words in (["--plan"], ["--tune"], ["--budget-hours", 1], ["--tuning", "quick"]):
+    for words in (["--plan"], ["--tune"], ["--budget-hours", 1], ["--tuning", "quick"], ["--seeds", 7]):
         with pytest.raises(UserError, match="--redraw runs nothing"):
             run("lm", "--redraw", *words)
     for words in (["--steps", 50], ["--dtype", "float64"], ["--problem", "wave"]):
@@ -220,6 +220,10 @@ def test_mistakes_are_one_clear_error(tmp_path):
         run("family", "--scale", "paper", "--plan")
     with pytest.raises(UserError, match="no panel of lm is called Nietsche: it has Dickens"):
         run("lm", "--redraw", "--panel", "Dickens", "--panel", "Nietsche")
+    with pytest.raises(UserError, match="no panel of lm is called ''"):
+        run("lm", "--redraw", "--panel", "")
+    with pytest.raises(UserError, match=r"no panel of lm, memory, .* is called nosuch: it has"):
+        run("all", "--redraw", "--panel", "Dickens", "--panel", "nosuch")
     with pytest.raises(UserError, match="no results to draw"):
         run("all", "--redraw", "--results", tmp_path, "--out", tmp_path)
 
@@ -227,10 +231,33 @@ def test_mistakes_are_one_clear_error(tmp_path):
 def test_all_that_there_is_of_a_panel_is_drawn_again(tmp_path):
     """Figures that have no such panel are passed over."""
     kept = ROOT / "experiments" / "quick"
-    words = ["all", "--redraw", "--panel", "Nietzsche", "--results", kept, "--out", tmp_path]
+    words = ["all", "--redraw", "--panel", "Nietzsche", "--panel", "addition", "--results", kept, "--out", tmp_path]
     run(*words)
-    drawn = {path.name for path in tmp_path.glob("*.png")}
-    assert drawn == {f"{name}-quick-part.png" for name in ("lm", "memory", "lstm", "robustness")}
+    drawn = {path.stem.removesuffix("-quick-part") for path in tmp_path.glob("*-quick-part.png")}
+    assert drawn == {"lm", "memory", "lstm", "robustness", "addition"}
+    assert (tmp_path / "family-quick-part-addition.png").exists()
+
+
+def test_panels_of_which_there_is_nothing_are_left_out(tmp_path):
+    """The words of the paper's scale take days."""
+    run("lstm", "--scale", "paper", "--redraw", "--results", ROOT / "experiments" / "paper", "--out", tmp_path)
+    picture = (tmp_path / "lstm-paper.svg").read_text()
+    assert "Dickens, LSTM" in picture
+    assert "Penn Treebank, LSTM" not in picture
+    rows = json.loads((tmp_path / "lstm-paper.json").read_text())
+    assert {row["panel"] for row in rows} == {"Dickens, LSTM", "Nietzsche, LSTM"}
+
+
+@pytest.mark.parametrize("scale", ["quick", "paper"])
+def test_the_pictures_of_the_documentation_are_those_of_the_committed_results(scale, tmp_path):
+    """`make figures` draws them."""
+    run("all", "--scale", scale, "--redraw", "--results", ROOT / "experiments" / scale, "--out", tmp_path)
+    tables = sorted(path.name for path in tmp_path.glob("*.json"))
+    assert tables
+    for name in tables:
+        assert json.loads((ROOT / "docs" / "figures" / name).read_text()) == json.loads((tmp_path / name).read_text())
+    pictures = {path.name for path in tmp_path.glob("*.svg")}
+    assert pictures <= {path.name for path in (ROOT / "docs" / "figures").glob("*.svg")}
 
 
 def test_other_optimizers_and_fewer_panels_can_be_asked_for():

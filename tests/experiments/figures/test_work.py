@@ -21,13 +21,14 @@ from adaqn.experiments.comparison.summary import summary_rows
 from adaqn.experiments.errors import UserError
 from adaqn.experiments.figures import specs
 from adaqn.experiments.figures.kept import MOST_POINTS, file_of, keep, kept_curves
-from adaqn.experiments.figures.specs import FAMILY, figure_spec
+from adaqn.experiments.figures.specs import FAMILY, PLAIN, figure_spec
+from adaqn.experiments.figures.tuning_file import packaged, tuned_by
 from adaqn.experiments.figures.work import FigureWork
 from adaqn.experiments.search import tune
 from adaqn.experiments.training import parallel
 from adaqn.experiments.training.claims import busy
 from adaqn.experiments.training.config import RunConfig
-from adaqn.experiments.training.folder import Finished
+from adaqn.experiments.training.folder import Finished, folder_name
 from adaqn.experiments.training.parallel import run_one
 from limits import LIMIT
 
@@ -108,6 +109,11 @@ def test_a_curve_judged_at_an_average_is_searched_kept_tabled_and_drawn_there(tm
     lowest = min(run.metrics, key=lambda record: record["averaged_valid_loss"])
     assert row["stopped_test_loss"]["mean"] == pytest.approx(lowest["averaged_test_loss"], rel=1e-5)
     print_rows([first, row], work.spec)
+
+
+def test_searches_of_a_panel_advance_side_by_side(tmp_path):
+    spec = replace(SPEC, panels=(replace(PANEL, variants=(ADAM, SGD), search="lr", budget=3),))
+    assert [job.config.optimizer for job in FigureWork(spec, 1, tmp_path).due()] == ["adam", "sgd"] * 3
 
 
 def test_two_figures_share_their_runs(tmp_path):
@@ -216,6 +222,41 @@ def test_what_another_machine_has_kept_is_not_lost(begun, tmp_path):
     assert [run.share for run in kept[ADAM].runs] == [1.0, 0.5]
     assert [run.share for run in kept[SGD].runs] == [0.5, 1.0]
     assert kept[PANEL.variants[2]].note == "not run"
+
+
+def changed(run, share=1.0, **settings):
+    """As if that run had been made with other settings."""
+    result = {**run.result, "config": {**run.result["config"], **settings}}
+    return Finished(run.folder, result, run.metrics, share)
+
+
+def test_a_short_try_with_another_step_size_does_not_replace_longer_runs(begun, tmp_path):
+    adam = begun.curves[0].curve()
+    whole, _ = adam.runs
+    assert keep(PANEL, [replace(adam, runs=(whole,))], tmp_path, "adaqn figure", {}) == []
+    before = file_of(PANEL, tmp_path).read_bytes()
+    tried = replace(adam, runs=(changed(whole, 0.01, lr=0.3),))
+    assert keep(PANEL, [tried], tmp_path, "adaqn figure", {}) == ["adam"]
+    assert file_of(PANEL, tmp_path).read_bytes() == before
+    assert keep(PANEL, [replace(adam, runs=(changed(whole, lr=0.3),))], tmp_path, "adaqn figure", {}) == []
+    assert [run.result["config"]["lr"] for run in kept_curves(PANEL, tmp_path)[0].runs] == [0.3]
+
+
+def test_a_run_with_other_threads_is_the_same_run(begun, tmp_path):
+    """It is neither kept twice, as if it were another seed, nor made again."""
+    adam = begun.curves[0].curve()
+    whole, _ = adam.runs
+    for threads in (1, 2):
+        keep(PANEL, [replace(adam, runs=(changed(whole, threads=threads),))], tmp_path, "adaqn figure", {})
+    assert len(kept_curves(PANEL, tmp_path)[0].runs) == 1
+    work = FigureWork(
+        replace(SPEC, panels=(replace(PANEL, base=replace(BASE, threads=3)),)),
+        1,
+        tmp_path / "elsewhere",
+        known=lambda panel, variant: replace(variant.on(panel.base), lr=0.01),
+        kept=tmp_path,
+    )
+    assert [job.config.optimizer for job in work.due()] == ["sgd", "soap"]
 
 
 def test_who_only_looks_changes_no_file(begun, tmp_path):
@@ -387,6 +428,56 @@ def test_runs_with_another_step_size_take_the_place_of_those_before(tiny, inline
     adam, sgd = json.loads(figure(*words, *places))["rows"]
     assert (adam["lr"], adam["seeds"]) == (0.0123, 1)
     assert sgd == before[1], "two seeds, of which one was asked for"
+
+
+def test_a_short_try_is_told_of_the_longer_runs_before_it(tiny, inline, tmp_path, monkeypatch):
+    """A file of step sizes does not write to the committed results, unless it is asked to."""
+    monkeypatch.chdir(tmp_path)
+    words = ("addition", "--scale", "paper", "--seeds", 1, "--optimizers", "adam")
+    assert "there is no experiments/paper in this folder" in figure(*words)
+    kept = tmp_path / "experiments" / "paper" / "addition" / "sums.json"
+    before, out = kept.read_bytes(), tmp_path / "runs" / "figures"
+    tuned = json.loads((out / "tuning-paper.json").read_text())
+    best = tuned["cells"]["sums/lr"]["curves"]["adam"]["best"]
+    best["lr"] = 0.0123
+    (tmp_path / "mine.json").write_text(json.dumps(tuned))
+    figure(*words, "--tuning", "mine.json", "--budget-hours", 0)
+    assert kept.read_bytes() == before
+    assert not (out / "kept").exists(), "nothing was run"
+
+    run = replace(ADAM.on(BASE), lr=0.0123, options={"betas": best["betas"]}).complete()
+    with pytest.raises(KeyboardInterrupt):
+        run_one(run, out / "runs" / folder_name(run), None, at_step(8))
+    said = figure(*words, "--tuning", "mine.json", "--results", "experiments/paper", "--budget-hours", 0)
+    assert "sums, adam: experiments/paper has longer runs with other settings" in " ".join(said.split())
+    assert kept.read_bytes() == before
+    figure(*words, "--tuning", "mine.json", "--budget-hours", 0)
+    assert kept.read_bytes() == before
+    assert (out / "kept" / "paper" / "addition" / "sums.json").exists()
+
+
+def test_figures_of_several_sizes_do_not_share_a_folder(tmp_path):
+    folders = [
+        command.usual_folder(tmp_path, scale, epochs, tuning)
+        for scale in ("quick", "paper")
+        for epochs in (None, 0.02, 1.0)
+        for tuning in (None, tmp_path / "mine.json")
+    ]
+    assert folders.count(command.KEPT) == 1
+    assert len(set(folders)) == 7
+
+
+def test_a_file_of_step_sizes_counts_at_any_size_and_the_rest_is_searched(tmp_path):
+    quick = tuned_by(packaged("quick"), strict=False)
+    panels = figure_spec("lm", "paper").panels
+    found = {(panel.cell, v.name): quick(panel, v) for panel in panels for v in panel.variants}
+    assert {name for (_, name), run in found.items() if run is None} <= {"adaqn-default", "soap"}
+    run = found["char-lm/dickens/tanh", "adagrad"]
+    assert run is not None
+    assert run.epochs == 100.0
+    assert quick(figure_spec("mnist", "paper").panels[0], PLAIN["adam"]) is not None, "found by another search"
+    packaged_only = tuned_by(packaged("quick"), strict=False, any_size=False)
+    assert packaged_only(panels[0], PLAIN["adam"]) is None, "found on shorter runs"
 
 
 def test_a_view_of_some_curves_leaves_the_command_that_made_all(tiny, inline, tmp_path):

@@ -45,6 +45,12 @@ def test_outputs_and_gradients_are_torchs(rnn, steps):
     torch.testing.assert_close(ours, theirs)
 
 
+def test_a_hidden_state_in_another_precision_is_refused(rnn):
+    x, first = inputs(rnn)
+    with pytest.raises(ValueError, match=r"hidden state is torch.float32 and the input torch.float64"):
+        rnn(x, first.float())
+
+
 def test_second_derivatives_are_torchs(rnn):
     x, first = inputs(rnn)
     wanted = [x, first, *rnn.parameters()]

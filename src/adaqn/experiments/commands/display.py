@@ -244,7 +244,16 @@ def print_costs(costs: Sequence[Cost], workers: int, console: Console) -> None:
     table = Table("panel", "curve", "runs left, at most", "ms per step", "seconds per run", "hours")
     for cost in costs:
         step = "–" if cost.seconds_per_step is None else f"{1e3 * cost.seconds_per_step:.1f}"
-        table.add_row(cost.panel, cost.curve, str(cost.runs), step, f"{cost.seconds_per_run:.0f}", f"{cost.hours:.2f}")
+        table.add_row(cost.panel, cost.curve, str(cost.runs), step, f"{cost.seconds_per_run:.0f}", hours(cost.hours))
     console.print(table)
     total = sum(cost.hours for cost in costs)
-    console.print(f"{total:.2f} hours, one run at a time; at best {total / workers:.2f} with {workers} at a time")
+    console.print(f"{hours(total)} hours, one run at a time; at best {hours(total / workers)} with {workers} at a time")
+
+
+def hours(count: float) -> str:
+    """In two digits.
+
+    >>> hours(3.14159), hours(0.00002), hours(0.0)
+    ('3.14', '<0.01', '0.00')
+    """
+    return "<0.01" if 0.0 < count < 0.01 else f"{count:.2f}"

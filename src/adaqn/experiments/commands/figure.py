@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from adaqn.experiments.commands.compare import parse_optimizers
-from adaqn.experiments.commands.display import print_costs, screen, timed
+from adaqn.experiments.commands.display import print_costs, say, screen, timed
 from adaqn.experiments.commands.figure_pictures import draw_kept, draw_table, home
 from adaqn.experiments.commands.options import AsJson, BudgetHours, DataDir, Device, DtypeName, ManyWorkers, Threads
 from adaqn.experiments.commands.physics_figure import noise_figure, pinn_figure, redraw_noise
@@ -23,6 +23,7 @@ from adaqn.experiments.figures.pinn import RIVALS
 from adaqn.experiments.figures.specs import FIGURES, figure_spec
 from adaqn.experiments.figures.tuning_file import packaged, tuned_by, write_tuning
 from adaqn.experiments.figures.work import FigureWork, costs
+from adaqn.experiments.reading import is_there
 from adaqn.experiments.search.tune import CurveSearch
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.parallel import check_workers, cores
@@ -81,7 +82,7 @@ def figure(
         Path | None,
         typer.Option(
             help="Folder for the small result files.",
-            show_default=f"{KEPT} at the paper's scale, else a folder in --out",
+            show_default=f"{KEPT} at the paper's scale with its own settings, else a folder in --out",
         ),
     ] = None,
     workers: ManyWorkers = None,
@@ -123,46 +124,53 @@ def figure(
         raise UserError(f"--steps, --dtype and --problem are for {PINN} and {NOISE}: leave them out for {name}")
     if name == "family" and scale != "quick":
         raise UserError("family has one size: leave out --scale")
-    kept = results or (KEPT if scale == "paper" and epochs is None else out / "kept")
+    kept = results or usual_folder(out, scale, epochs, tuning)
     asked = [f"--panel {shlex.quote(word)}" for word in panel or []]
     asked += [f"--optimizers {optimizers}"] if optimizers else []
     asked += [f"--epochs {epochs:g}"] if epochs else []
     made_by = [*(["--tune"] if tune else []), *([f"--tuning {shlex.quote(str(tuning))}"] if tuning else []), *asked]
     made_by += [f"--seeds {seeds}"] if seeds != USUAL_SEEDS else []
 
-    def spec_of(figure_name: str) -> Comparison:
-        spec = panels.with_sizes(figure_spec(figure_name, scale), epochs=epochs, threads=threads, device=device)
+    every = [figure_spec(figure_name, scale) for figure_name in (FIGURES if name == ALL else (name,))]
+    if panel and (unknown := panels.unknown_panels(every, panel)):
+        raise panels.no_panel(every, unknown)
+
+    def asked_of(whole: Comparison) -> Comparison:
+        spec = panels.with_sizes(whole, epochs=epochs, threads=threads, device=device)
         if optimizers:
             spec = panels.with_optimizers(spec, curves_of(optimizers, spec))
-        return panels.with_panels(spec, panel, every=name != ALL) if panel else spec
+        return panels.with_panels(spec, panel) if panel else spec
 
     def stem(name: str) -> Path:
         return out / f"{name}-{scale}{'-part' if asked else ''}"  # the whole figure stays as it was
 
-    if redraw and (only_plan or budget_hours is not None or tune or tuning is not None):
-        raise UserError("--redraw runs nothing: leave out --plan, --budget-hours, --tune and --tuning")
+    if redraw and (only_plan or budget_hours is not None or tune or tuning is not None or seeds != USUAL_SEEDS):
+        raise UserError("--redraw runs nothing: leave out --plan, --budget-hours, --tune, --tuning and --seeds")
     if redraw:
-        drawn = False
-        for figure_name in FIGURES if name == ALL else (name,):
+        drawn, needed = False, name != ALL
+        for whole in every:
             try:
-                spec, place = spec_of(figure_name), stem(figure_name)
+                spec, place = asked_of(whole), stem(whole.name)
             except UserError:
-                if name != ALL:
+                if needed:
                     raise
                 continue  # it has no such panel, or no such curve
             drawn |= draw_table(spec, kept, place, scale, as_json) or draw_kept(
-                spec, kept, place, scale, as_json, needed=name != ALL
+                spec, kept, place, scale, as_json, needed=needed
             )
         if not drawn:
             raise UserError(f"there are no results to draw in {kept}: give their folder with --results")
         return
     if name == ALL:
         raise UserError("'all' goes with --redraw: run the figures one by one")
-    spec = spec_of(name)
+    spec = asked_of(every[0])
     path = packaged("quick") if str(tuning) == "quick" else tuning
-    searches_all = tune and spec.sweep is None
-    known = None if searches_all else tuned_by(path or packaged(scale), strict=scale == "quick" or path is not None)
+    strict = scale == "quick"  # at the paper's scale step sizes are searched, unless a file has them
+    tuned = tuned_by(path or packaged(scale), strict=strict, any_size=strict or path is not None)
+    known = None if tune and spec.sweep is None else tuned
     work = FigureWork(spec, seeds, out / "runs", data_dir, known, kept / home(spec))
+    if kept == KEPT and not is_there(kept):
+        say(f"no earlier results: there is no {kept} in this folder", as_json)
     if only_plan:
         found = timed(costs(work, data_dir), len(work.curves), quiet=as_json)
         if as_json:
@@ -171,12 +179,18 @@ def figure(
             print_costs(found, count, screen())
         return
     command = " ".join(["adaqn figure", name, "--scale", scale, *made_by])
+    found_here = path if path and tune else out / f"tuning-{scale}.json"
 
-    def keep_what_there_is() -> None:
-        keep_all(work, kept, command, path or out / f"tuning-{scale}.json")
+    def keep_what_there_is() -> list[str]:
+        return keep_all(work, kept, command, found_here)
 
     outcome = run_what_fits(work, count, data_dir, budget_hours, quiet=as_json, keep=keep_what_there_is)
-    keep_what_there_is()
+    for curve in keep_what_there_is():
+        say(
+            f"{curve}: {kept} has longer runs with other settings, which are kept and drawn; give another --results to "
+            "see these",
+            as_json,
+        )
     draw_kept(spec, kept, stem(name), scale, as_json, needed=False)
     tell_end(outcome, work, quiet=as_json)
 
@@ -199,8 +213,16 @@ def refuse_for(name: str, asked: bool) -> None:
         )
 
 
-def keep_all(work: FigureWork, folder: Path, command: str, tuning: Path) -> None:
-    """The results of every panel, and the step sizes that were found for its curves."""
+def usual_folder(out: Path, scale: str, epochs: float | None, tuning: Path | None) -> Path:
+    """Of the small files: one for each size of the runs, so that a short try is not in the way of the real ones."""
+    if scale == "paper" and epochs is None and tuning is None:
+        return KEPT
+    return out / "kept" / (scale if epochs is None else f"{scale}-{epochs:g}-epochs")
+
+
+def keep_all(work: FigureWork, folder: Path, command: str, tuning: Path) -> list[str]:
+    """The results of every panel, and the step sizes that were found for its curves; what is not kept, for a reader."""
+    left_out = []
     for panel in work.spec.panels:
         curves = [curve for curve in work.curves if curve.panel.cell == panel.cell]
         searched = {curve.variant.name: curve.known for curve in curves if isinstance(curve.known, CurveSearch)}
@@ -208,4 +230,6 @@ def keep_all(work: FigureWork, folder: Path, command: str, tuning: Path) -> None
         if over:
             write_tuning(tuning, panel, over, command)
         found = {name: search.results() for name, search in searched.items()}
-        keep(panel, [curve.curve() for curve in curves], folder / home(work.spec), command, found)
+        shorter = keep(panel, [curve.curve() for curve in curves], folder / home(work.spec), command, found)
+        left_out += [f"{panel.title}, {label}" for label in shorter]
+    return left_out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,9 @@ def draw_kept(spec: Comparison, folder: Path, stem: Path, scale: str, as_json: b
         files = draw_sweep(spec, rows, stem, subtitle(scale, curves))
     else:
         rows = summary_rows(there)
-        files = draw_comparison(spec, curves, stem, subtitle(scale, curves), phone=True)
+        begun = tuple(panel for panel in spec.panels if any(curve.panel.cell == panel.cell for curve in there))
+        shown = [curve for curve in curves if curve.panel in begun]
+        files = draw_comparison(replace(spec, panels=begun), shown, stem, subtitle(scale, curves), phone=True)
     write_json(stem.with_suffix(".json"), rows)
     tell_drawn(spec, rows, files, as_json)
     nothing = {
@@ -77,8 +80,9 @@ def tell_drawn(spec: Comparison, rows: list[dict[str, Any]], files: list[Path], 
 
 def subtitle(scale: str, curves: list[Curve]) -> str:
     """Over how many seeds, and how much of it there is."""
-    most = max(len({run.result["config"]["seed"] for run in curve.finished}) for curve in curves)
-    seeds = "one seed" if most <= 1 else f"mean and range of up to {most} seeds"
+    counts = [len({run.result["config"]["seed"] for run in curve.finished}) for curve in curves]
+    most, up_to = max(counts), "" if len(set(counts)) == 1 else "up to "
+    seeds = "one seed" if most <= 1 else f"mean and range of {up_to}{most} seeds"
     whole = sum(not curve.note for curve in curves)
     return f"{scale} scale, {seeds}" + (
         "" if whole == len(curves) else f"; {whole} of {len(curves)} curves are complete"

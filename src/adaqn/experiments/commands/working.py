@@ -29,7 +29,7 @@ def run_what_fits(
     hours: float | None,
     *,
     quiet: bool,
-    keep: Callable[[], None] | None = None,
+    keep: Callable[[], object] | None = None,
 ) -> Outcome | None:
     """Make what is due until it is done or the time is over; ``None`` if Ctrl-C ended it.
 
@@ -63,4 +63,5 @@ def tell_end(outcome: Outcome | None, work: Work, *, quiet: bool) -> None:
         raise UserError(f"{len(outcome.failures)} runs failed, the others are done; the first error: {first}")
     left = sum(part.runs for part in work.left())
     if not outcome.complete and left:
-        say(f"the budget is spent; {left} runs are left, and the same command continues with them", quiet)
+        runs = "one run is" if left == 1 else f"{left} runs are"
+        say(f"the budget is spent; {runs} left, and the same command continues", quiet)

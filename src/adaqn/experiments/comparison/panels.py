@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -178,18 +179,30 @@ def with_optimizers(comparison: Comparison, names: list[str]) -> Comparison:
     return replace(comparison, panels=tuple(chosen(panel) for panel in comparison.panels))
 
 
-def with_panels(comparison: Comparison, wanted: list[str], *, every: bool = True) -> Comparison:
-    """Only the panels whose title or cell contains one of the words; must every word be in one of them?"""
-
-    def matches(panel: Panel, word: str) -> bool:
-        return word.lower() in f"{panel.title} {panel.cell}".lower()
-
-    unknown = [word for word in wanted if not any(matches(panel, word) for panel in comparison.panels)]
-    if len(unknown) == len(wanted) or (every and unknown):
-        titles = "; ".join(panel.title for panel in comparison.panels)
-        raise UserError(f"no panel of {comparison.name} is called {', '.join(unknown)}: it has {titles}")
-    kept = tuple(panel for panel in comparison.panels if any(matches(panel, word) for word in wanted))
+def with_panels(comparison: Comparison, wanted: list[str]) -> Comparison:
+    """Only the panels whose title or cell contains one of the words."""
+    kept = tuple(panel for panel in comparison.panels if any(_matches(panel, word) for word in wanted))
+    if not kept:
+        raise no_panel([comparison], wanted)
     return replace(comparison, panels=kept)
+
+
+def unknown_panels(comparisons: Sequence[Comparison], wanted: list[str]) -> list[str]:
+    """The words that are in no title and no cell."""
+    every = [panel for comparison in comparisons for panel in comparison.panels]
+    return [word for word in wanted if not any(_matches(panel, word) for panel in every)]
+
+
+def no_panel(comparisons: Sequence[Comparison], words: list[str]) -> UserError:
+    names = ", ".join(comparison.name for comparison in comparisons)
+    titles = "; ".join(dict.fromkeys(panel.title for comparison in comparisons for panel in comparison.panels))
+    return UserError(
+        f"no panel of {names} is called {', '.join(word or repr(word) for word in words)}: it has {titles}"
+    )
+
+
+def _matches(panel: Panel, word: str) -> bool:
+    return bool(word) and word.lower() in f"{panel.title} {panel.cell}".lower()
 
 
 def with_sizes(comparison: Comparison, **changes: Any) -> Comparison:

@@ -6,7 +6,6 @@ import io
 import math
 import textwrap
 import warnings
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,7 +48,7 @@ LETTERS = 56
 MOST_ON_PHONE = 6
 """Curves of a panel."""
 MOST_ALIKE = 3
-"""Curves of which the same is missing, each in a line of its own."""
+"""Curves of which the same is missing, named one by one."""
 BEGUN = 0.6
 """The share that is shown where the first steps say nothing."""
 SETTLED = 0.05
@@ -153,10 +152,11 @@ def frame(
         axes.set_ylim(bottom / ABOVE, min(axes.get_ylim()[1], ABOVE * top))
         return
     until = after * max(line.x[-1] for line in lines)
-    early = [line.mean[: max(1, sum(x <= until for x in line.x))] for line in lines]
+    least = 2 if after else 1  # where few points are drawn, the first one after the start
+    early = [line.mean[: max(least, sum(x <= until for x in line.x))] for line in lines]
     settled = [min(finite) for values in early if (finite := [value for value in values if math.isfinite(value)])]
     highest_settled = max(settled, default=top)
-    height = min(shown * (top - bottom), (1.0 + MARGIN) * (highest_settled - bottom))
+    height = min(shown * (top - bottom), (1.0 + MARGIN) * (highest_settled - bottom) or math.inf)  # if not flat
     later = [value for line in lines for value in _usual(line.mean[len(line.mean) // 2 :], top)] if with_ends else []
     highest = max([bottom + height, *(value + MARGIN * height for value in later)])
     axes.set_ylim(bottom - MARGIN * (highest - bottom), highest)
@@ -320,10 +320,14 @@ def _end(loss: float, whole: bool) -> str:
 
 
 def note_missing(axes: Axes, notes: Mapping[str, str]) -> None:
-    """What there is not yet of the curves, between panel and title, where no curve is; of many alike, one line."""
-    alike = Counter(notes.values())
-    single = [f"{label}: {note}" for label, note in notes.items() if alike[note] <= MOST_ALIKE]
-    said = "\n".join([*(f"{count} curves: {note}" for note, count in alike.items() if count > MOST_ALIKE), *single])
+    """What there is not yet of the curves, between panel and title, where no curve is; one line of those alike."""
+    alike: dict[str, list[str]] = {}
+    for label, note in notes.items():
+        alike.setdefault(note, []).append(label)
+    said = "\n".join(
+        f"{', '.join(labels) if len(labels) <= MOST_ALIKE else f'{len(labels)} curves'}: {note}"
+        for note, labels in alike.items()
+    )
     if said:
         size = 7.0
         axes.text(0.0, 1.02, said, transform=axes.transAxes, fontsize=size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +75,13 @@ def _common(config: RunConfig) -> dict[str, Any]:
     return {name: value for name, value in config.complete().told().items() if name not in LEFT_OUT}
 
 
-def keep(panel: Panel, curves: list[Curve], folder: Path, made_by: str, searched: dict[str, Any]) -> None:
+def keep(panel: Panel, curves: list[Curve], folder: Path, made_by: str, searched: dict[str, Any]) -> list[str]:
     """Write what there is of these curves, if any of it is new; what is known of others stays.
 
     Runs of a curve that were made elsewhere with the same settings stay too, if they are further than those here. Runs
-    with other settings make room: a curve has one step size, or one row of them.
+    with other settings make room for those that are as far: a curve has one step size, or one row of them.
+
+    Returns the labels of the curves whose runs here are not kept, because longer ones with other settings are.
 
     Args:
         panel: the file is its.
@@ -88,11 +91,14 @@ def keep(panel: Panel, curves: list[Curve], folder: Path, made_by: str, searched
         searched: by curve, what its search has found.
     """
     kept, earlier, file = *_read(panel, folder), file_of(panel, folder)
-    known = _results(kept)
+    known, shorter = _results(kept), []
     as_kept = {_name(run): run for said in kept.values() for run in said["runs"]}  # two curves may share a run
     for curve in curves:
         before = kept.get(curve.variant.name, {"runs": []})
         here = [as_kept[_name(run.result)] if run.folder == file else _run(run) for run in curve.runs]
+        if _in_the_way(before["runs"], here):
+            shorter.append(curve.variant.label)
+            continue
         runs = _furthest(before["runs"], here)
         ours = sum(run["share"] for run in runs) <= sum(run["share"] for run in here)
         said: dict[str, Any] = {
@@ -110,16 +116,24 @@ def keep(panel: Panel, curves: list[Curve], folder: Path, made_by: str, searched
             said["search"] = before["search"]
         kept[curve.variant.name] = said
     if _results(kept) == known:
-        return  # notes and the command stay with the results that they are about
+        return shorter  # notes and the command stay with the results that they are about
     told = made_by if set(kept) <= {curve.variant.name for curve in curves} else earlier or made_by
     common = {"format": FORMAT, "panel": panel.title, "command": told, "base": base_of(panel)}
     write_sealed(file, {**common, "curves": kept})
+    return shorter
 
 
 def _results(kept: dict[str, Any]) -> str:
     """All runs and trials, as they are written."""
     found = {name: (said["runs"], said.get("search", {}).get("trials", [])) for name, said in kept.items()}
     return json_text({name: results for name, results in found.items() if any(results)}, sort_keys=True)
+
+
+def _in_the_way(before: list[dict[str, Any]], here: list[dict[str, Any]]) -> bool:
+    """Are there longer runs with other settings?"""
+    settings = [_settings(run) for run in here]
+    others = [run["share"] for run in before if _settings(run) not in settings]
+    return bool(here and others) and max(others) > max(run["share"] for run in here)
 
 
 def _furthest(before: list[dict[str, Any]], here: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -149,10 +163,15 @@ def kept_curves(panel: Panel, folder: Path) -> list[Curve]:
 
 
 def kept_runs(panel: Panel, folder: Path) -> dict[str, Finished]:
-    """Those that were finished, by the names that their folders would have: they need not be made again."""
+    """Those that were finished, by :func:`name_of`: they need not be made again."""
     file = file_of(panel, folder)
     runs = [run for said in _read(panel, folder)[0].values() for run in said["runs"] if run["share"] == 1.0]
     return {_name(run): _finished(run, file) for run in runs}
+
+
+def name_of(config: RunConfig) -> str:
+    """The same for two runs that differ only in where they were made."""
+    return folder_name(replace(config, threads=1, device="cpu"))
 
 
 def kept_trials(panel: Panel, folder: Path) -> dict[str, dict[Point, Tried]]:
@@ -204,8 +223,7 @@ def _read(panel: Panel, folder: Path) -> tuple[dict[str, Any], str]:
 
 
 def _name(run: dict[str, Any]) -> str:
-    """What the folder of that run is called."""
-    return folder_name(RunConfig.from_json(run["config"]))
+    return name_of(RunConfig.from_json(run["config"]))
 
 
 def _run(run: Finished) -> dict[str, Any]:

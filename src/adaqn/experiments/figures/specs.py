@@ -203,7 +203,7 @@ def figure_spec(name: str, scale: str) -> Comparison:
             for panel in shorter
         )
         return Comparison(name, title, averaged, columns=2, sweep=Sweep(7, 1.5))
-    raise UserError(f"no figure called {name!r}: give one of {', '.join(FIGURES)}")
+    raise UserError(f"no figure called {name!r}: give one of {', '.join((*FIGURES, 'pinn', 'noise'))}")
 
 
 FIGURES = ("lm", "memory", "mnist", "lstm", "addition", "family", "ablation", "sensitivity", "robustness")

@@ -58,24 +58,39 @@ def base_json(panel: Panel) -> dict[str, Any]:
     return {name: value for name, value in searched.told().items() if name not in left_out}
 
 
-def tuned_by(path: Path, *, strict: bool = True) -> Known:
-    """The runs with the step sizes of that file. What it has not is an error, or, not ``strict``, to be searched."""
+def tuned_by(path: Path, *, strict: bool = True, any_size: bool = True) -> Known:
+    """The runs with the step sizes of that file.
+
+    Args:
+        path: of the file.
+        strict: is what it has not an error? Otherwise it is to be searched.
+        any_size: do step sizes count that were found by other searches, or on shorter runs?
+    """
     cells = read_tuning(path)
 
     def tuned(panel: Panel, variant: Variant) -> RunConfig | None:
         if panel.search == IN_TIME:  # which is that of this machine
             return None
-        cell = cells.get(key(panel), {})
-        curves = cell.get("curves", {})
-        if not strict and (variant.name not in curves or cell.get("base") != base_json(panel)):
-            return None
-        if variant.name not in curves:
+        searched = {
+            name: cell
+            for name, cell in cells.items()
+            if (name.rpartition("/")[0] == panel.cell if any_size else _is_of(panel, name, cell))
+        }
+        known = {name: cell["curves"] for name, cell in searched.items() if variant.name in cell.get("curves", {})}
+        if not known and strict:
             raise UserError(
                 f"{path} has no step size for {variant.name} on {panel.cell}: run the figure with --tune first"
             )
-        best = dict(curves[variant.name]["best"])
+        if not known:
+            return None
+        best = dict(known.get(key(panel), next(iter(known.values())))[variant.name]["best"])
         lr = best.pop("lr")
         best.pop("valid_loss", None)
         return replace(variant.on(panel.base), lr=lr, options={**best, **dict(variant.options)})
 
     return tuned
+
+
+def _is_of(panel: Panel, name: str, cell: dict[str, Any]) -> bool:
+    """Is that entry of its search, on runs of its size?"""
+    return name == key(panel) and cell.get("base") == base_json(panel)

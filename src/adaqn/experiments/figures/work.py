@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 
 from adaqn.experiments.comparison.panels import Comparison, Curve, Panel, Variant, check_seeds
-from adaqn.experiments.figures.kept import kept_runs, kept_trials
+from adaqn.experiments.figures.kept import kept_runs, kept_trials, name_of
 from adaqn.experiments.search.points import configured, step_sizes
 from adaqn.experiments.search.tune import CurveSearch, searches
 from adaqn.experiments.training.config import RunConfig
@@ -30,7 +31,8 @@ class CurveWork:
     ) -> None:  # fmt: skip
         self.panel, self.variant, self.runs, self.data_dir, self.known = panel, variant, runs, data_dir, known
         self.seeds = min(seeds, variant.most_seeds)
-        self._finished = {runs / name: run for name, run in kept.items()}
+        self._finished: dict[Path, Finished] = {}
+        self._kept = kept
 
     @property
     def base(self) -> RunConfig:
@@ -62,6 +64,8 @@ class CurveWork:
         return [replace(job, group=(rank, *job.group, place, 1)) for job in waiting]
 
     def finished(self, job: Job) -> Finished | None:
+        if (known := self._kept.get(name_of(job.config))) is not None:
+            return known
         if job.folder not in self._finished and (found := finished(job.folder)) is not None:
             check_data(found, job.config, self.data_dir)
             self._finished[job.folder] = found
@@ -137,7 +141,8 @@ class FigureWork:
 
     def due(self) -> list[Job]:
         cells = [panel.cell for panel in self.spec.panels]
-        jobs = [job for curve in self.curves for job in curve.due(cells.index(curve.panel.cell))]
+        curves = [curve.due(cells.index(curve.panel.cell)) for curve in self.curves]
+        jobs = [job for turn in zip_longest(*curves) for job in turn if job is not None]  # searches side by side too
         once: dict[Path, Job] = {}
         for job in sorted(jobs, key=lambda job: job.group):
             once.setdefault(job.folder, job)  # two curves may share a run

@@ -18,7 +18,8 @@ from torch.nn.utils.rnn import PackedSequence
 class UnrolledRNN(nn.RNN):
     """``nn.RNN`` with ``batch_first=True``, a bias, one direction and no dropout.
 
-    Devices other than the CPU, autocast, ``torch.func`` and packed or empty inputs use torch's own code.
+    Devices other than the CPU, autocast, ``torch.func`` and packed or empty inputs use torch's own code. The output is
+    kept for the backward pass: it must not be changed in place.
 
     >>> rnn = UnrolledRNN(3, 5, num_layers=2)
     >>> x = torch.randn(4, 7, 3)
@@ -36,6 +37,8 @@ class UnrolledRNN(nn.RNN):
         if hx is None:
             hx = input.new_zeros(self.num_layers, input.shape[0], self.hidden_size)
         self.check_forward_args(input, hx, None)
+        if hx.dtype != input.dtype:
+            raise ValueError(f"the hidden state is {hx.dtype} and the input {input.dtype}: give both the same")
         states, lasts = input.transpose(0, 1).contiguous(), []
         for i in range(self.num_layers):
             w_input, w_hidden, b_input, b_hidden = self.all_weights[i]
