@@ -486,7 +486,13 @@ def test_a_view_of_some_curves_leaves_the_command_that_made_all(tiny, inline, tm
     figure("addition", *words)
     assert json.loads(kept.read_text())["command"] == "adaqn figure addition --scale paper --seeds 1"
     figure("addition", *words, "--optimizers", "adam")
-    assert json.loads(kept.read_text())["command"] == "adaqn figure addition --scale paper --seeds 1"
+    whole = "adaqn figure addition --scale paper --seeds 1"
+    assert json.loads(kept.read_text())["command"] == whole
+    more = ["--scale", "paper", "--seeds", 2, *words[4:], "--optimizers", "adam"]
+    for _ in range(2):
+        figure("addition", *more)
+        other = "adaqn figure addition --scale paper --optimizers adam --seeds 2"
+        assert json.loads(kept.read_text())["command"] == f"{whole}; {other}", "it takes both"
 
 
 def test_ctrl_c_draws_what_there_is(tiny, inline, tmp_path, monkeypatch):

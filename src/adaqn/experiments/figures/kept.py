@@ -117,7 +117,8 @@ def keep(panel: Panel, curves: list[Curve], folder: Path, made_by: str, searched
         kept[curve.variant.name] = said
     if _results(kept) == known:
         return shorter  # notes and the command stay with the results that they are about
-    told = made_by if set(kept) <= {curve.variant.name for curve in curves} else earlier or made_by
+    others = set(kept) - {curve.variant.name for curve in curves}
+    told = "; ".join(dict.fromkeys([*(earlier.split("; ") if others and earlier else []), made_by]))
     common = {"format": FORMAT, "panel": panel.title, "command": told, "base": base_of(panel)}
     write_sealed(file, {**common, "curves": kept})
     return shorter
