@@ -1,6 +1,6 @@
 """K-FAC against Nesterov's accelerated gradient on the autoencoder of MNIST, as in Martens and Grosse (2015).
 
-    python benchmarks/published_kfac.py --data-dir DATA [--iterations 300]
+    python benchmarks/published_kfac.py --data-dir DATA [--iterations 300] [--out experiments/published/kfac.json]
 
 The network is 784-1000-500-250-30 and back; batches have 1,000 images.
 """
@@ -20,6 +20,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from adaqn.baselines import KFAC
 from adaqn.experiments.data.digits import load_digits
+from adaqn.experiments.training.storage import write_json
 
 ENCODER = (784, 1000, 500, 250, 30)
 KFAC_BATCH = 1_000
@@ -78,14 +79,23 @@ def _cross_entropy(logits: Tensor, pixels: Tensor) -> Tensor:
     return binary_cross_entropy_with_logits(logits, pixels, reduction="sum") / len(pixels)
 
 
-def print_kfac(iterations: int, data_dir: Path | None) -> None:
+def print_kfac(iterations: int, data_dir: Path | None) -> dict[str, Any]:
+    """What is printed, and the shorter runs that the step sizes were chosen by."""
+    found: dict[str, Any] = {}
     images = load_digits("mnist", data_dir).splits["train"][0].flatten(1)
     print("\n| method | lr | iterations | squared error of an image | seconds |\n|---|---|---|---|---|")
     for method, sizes in KFAC_SIZES.items():
         runs = {lr: train_autoencoder(method, lr, images, max(1, iterations // 3)) for lr in sizes}
         best = min(runs, key=lambda lr: _finite(runs[lr][-1][1]))
-        for iteration, error, seconds in train_autoencoder(method, best, images, iterations):
+        rows = train_autoencoder(method, best, images, iterations)
+        for iteration, error, seconds in rows:
             print(f"| {method} | {best:g} | {iteration} | {error:.2f} | {seconds:.0f} |", flush=True)
+        found[method] = {
+            "lr": best,
+            "trials": [{"lr": lr, "error": run[-1][1]} for lr, run in runs.items()],
+            "rows": [{"iteration": i, "error": error, "seconds": round(s, 1)} for i, error, s in rows],
+        }
+    return found
 
 
 def _finite(loss: float) -> float:
@@ -97,9 +107,13 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, help="folder that already has MNIST")
     parser.add_argument("--iterations", type=int, default=300)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out", type=Path, help="JSON file for the numbers")
     said = parser.parse_args()
     torch.set_num_threads(said.threads)
-    print_kfac(said.iterations, said.data_dir)
+    found = print_kfac(said.iterations, said.data_dir)
+    if said.out is not None:
+        command = f"python benchmarks/published_kfac.py --iterations {said.iterations} --threads {said.threads}"
+        write_json(said.out, {"command": command, "kfac": KFAC_OPTIONS, "methods": found})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """SFO beside its authors' own program and tuned rivals, on the demo of the authors' repository.
 
-    python benchmarks/published_sfo.py [--authors sfo.py]
+    python benchmarks/published_sfo.py [--authors sfo.py] [--out experiments/published/sfo.json]
 
 The demo (github.com/Sohl-Dickstein/Sum-of-Functions-Optimizer) is an autoencoder of 100,000 random vectors in 31
 minibatches. With ``--authors`` their program runs too, from the same starts.
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from adaqn.baselines import SFO
 from adaqn.experiments.training.stepping import take_step
+from adaqn.experiments.training.storage import write_json
 
 VISIBLE, HIDDEN, VECTORS, MINIBATCHES = 20, 10, 100_000, 31
 PASSES = (1, 2, 5, 10, 21)
@@ -111,17 +112,22 @@ def authors(seed: int, file: Path) -> list[float]:
     return found
 
 
-def print_sfo(seeds: int, file: Path | None) -> None:
+def print_sfo(seeds: int, file: Path | None) -> dict[str, Any]:
+    """The losses of every start, and the step sizes that were tried on the first."""
+    trials: dict[str, list[dict[str, float]]] = {}
     rows = {"SFO (adaqn)": [trained(seed, partial(SFO, batches=MINIBATCHES)) for seed in range(seeds)]}
     if file is not None:
         rows["SFO (authors)"] = [authors(seed, file) for seed in range(seeds)]
     for name, (make, sizes) in RIVALS.items():
-        best = min(sizes, key=lambda lr: _finite(trained(0, partial(make, lr=lr))[-1]))
+        last = {lr: _finite(trained(0, partial(make, lr=lr))[-1]) for lr in sizes}
+        trials[name] = [{"lr": lr, "loss": loss} for lr, loss in last.items()]
+        best = min(last, key=lambda lr: last[lr])
         rows[f"{name}, lr {best:g}"] = [trained(seed, partial(make, lr=best)) for seed in range(seeds)]
     print(f"\n| loss after passes | {' | '.join(map(str, PASSES))} |\n|{'---|' * (len(PASSES) + 1)}")
     for name, runs in rows.items():
         means = [statistics.fmean(values) for values in zip(*runs, strict=True)]
         print(f"| {name} | {' | '.join(f'{mean:.3f}' for mean in means)} |")
+    return {"passes": PASSES, "losses_by_start": rows, "trials": trials}
 
 
 def _finite(loss: float) -> float:
@@ -133,9 +139,13 @@ def main() -> None:
     parser.add_argument("--authors", type=Path, help="sfo.py of the authors' repository")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out", type=Path, help="JSON file for the numbers")
     said = parser.parse_args()
     torch.set_num_threads(said.threads)
-    print_sfo(said.seeds, said.authors)
+    found = print_sfo(said.seeds, said.authors)
+    if said.out is not None:
+        command = "python benchmarks/published_sfo.py" + (" --authors sfo.py" if said.authors else "")
+        write_json(said.out, {"command": command, **found})
 
 
 if __name__ == "__main__":
