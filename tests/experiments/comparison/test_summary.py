@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from adaqn.experiments.comparison.panels import Curve, Panel, as_it_comes
+from adaqn.experiments.comparison import plots
+from adaqn.experiments.comparison.panels import Curve, Panel, View, as_it_comes
 from adaqn.experiments.comparison.summary import stopped_early, summary_rows
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.folder import Finished
@@ -24,6 +25,25 @@ def test_stopped_early_is_the_test_loss_at_the_lowest_validation_loss():
     assert stopped_early(run_of((4.0, 4.1), (1.0, 1.3), (2.0, 0.9))) == 1.3, "not the lowest test loss"
     assert stopped_early(run_of((4.0, 4.1), (NAN, 0.1), (None, 0.2))) == 4.1
     assert stopped_early(run_of((None, 1.0))) is None
+
+
+def test_a_curve_of_the_best_so_far_ends_where_early_stopping_does():
+    run = run_of((4.0, 4.1), (1.0, 1.3), (2.0, 0.9))
+    for so_far, losses in ((True, [4.1, 1.3, 1.3]), (False, [4.1, 1.3, 0.9])):
+        drawn = plots.line_of([run], as_it_comes("adam"), View(against="step", so_far=so_far))
+        assert drawn.mean == losses
+
+
+def test_losses_that_jump_are_thin_lines_behind_the_best_so_far():
+    panel = Panel("sums", RunConfig(task="addition"), (as_it_comes("adam"),))
+    curve = Curve(panel, panel.variants[0], (run_of((4.0, 4.1), (1.0, 1.3), (2.0, 9.9)),))
+    _, axes = plots.plt.subplots()
+    [line] = plots.draw_panel(axes, [curve], panel, View(against="step", so_far=True))
+    assert line.label.endswith("1.300")
+    drawn = {line.get_linewidth(): list(line.get_ydata()) for line in axes.lines}
+    assert drawn == {0.9: [4.1, 1.3, 9.9], 1.8: [4.1, 1.3, 1.3]}
+    assert axes.get_ylim()[1] < 5.0, "a jump leaves the picture"
+    plots.plt.close()
 
 
 def test_rows_have_the_loss_at_the_end_and_where_one_would_have_stopped():

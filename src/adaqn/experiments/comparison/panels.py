@@ -99,6 +99,8 @@ class View:
     against: str = "epoch"
     wide: bool = False
     """Do methods differ by orders of magnitude? Then axes may be logarithmic."""
+    so_far: bool = False
+    """Where the validation loss was lowest until then, instead of now? For losses that jump; they are thin lines."""
 
 
 @dataclass(frozen=True)

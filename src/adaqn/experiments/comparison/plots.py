@@ -24,7 +24,7 @@ from adaqn.experiments.comparison.dark import RC, with_dark_mode
 from adaqn.experiments.comparison.labels import chief, label_ends
 from adaqn.experiments.comparison.look import PALETTE, Line, colour, line
 from adaqn.experiments.comparison.panels import Comparison, Curve, Panel, Variant, View
-from adaqn.experiments.comparison.summary import over_seeds, spread
+from adaqn.experiments.comparison.summary import over_seeds, so_far, spread
 from adaqn.experiments.training.folder import Finished
 from adaqn.experiments.training.storage import write_atomically
 from adaqn.experiments.training.whole_settings import is_whole
@@ -66,7 +66,8 @@ def line_of(runs: Sequence[Finished], variant: Variant, view: View) -> Line:
     start = 1 if view.metric == "average_memory" else 0  # nothing was averaged yet before the first step
     records = [run.metrics[start:length] for run in runs]
     x = over_seeds([[record[view.against] for record in run] for run in records])["mean"]
-    values = over_seeds([[record.get(f"{prefix}{view.metric}") for record in run] for run in records])
+    shown = [so_far(run, prefix) for run in records] if view.so_far else records
+    values = over_seeds([[record.get(f"{prefix}{view.metric}") if record else None for record in run] for run in shown])
     label = f"{variant.label}, average" if prefix else variant.label
     return line(label, colour(variant.optimizer), x, values)
 
@@ -279,7 +280,7 @@ def draw_panel(axes: Axes, shown: Sequence[Curve], panel: Panel, view: View, *, 
     The line is the mean of the finished seeds, or the seed that is furthest; others are thin, as far as they go.
     Returns the lines that have a name.
     """
-    lines, thin, whole = [], [], is_whole(panel.base.task)
+    lines, thin, jumping, whole = [], [], [], is_whole(panel.base.task)
     alike = len({colour(curve.variant.optimizer) for curve in shown}) < len(shown)
     for index, curve in enumerate(shown):
         if not curve.runs:
@@ -292,11 +293,15 @@ def draw_panel(axes: Axes, shown: Sequence[Curve], panel: Panel, view: View, *, 
             turn, place = divmod(index, len(PALETTE))
             drawn = replace(drawn, colour=PALETTE[place], style=STYLES[turn % len(STYLES)])
         lines.append(drawn)
+        as_measured = replace(view, so_far=False)
         for run in curve.runs:
             if run not in curve.shown:
-                other = line_of([run], curve.variant, view)
+                other = line_of([run], curve.variant, as_measured)
                 thin.append(replace(other, label="_", colour=drawn.colour, style=":", minor=True))
-    draw(axes, [*lines, *thin], legend=False)
+            elif view.so_far:
+                now = line_of([run], curve.variant, as_measured)
+                jumping.append(replace(now, label="_", colour=drawn.colour, minor=True))
+    draw(axes, [*lines, *thin, *jumping], legend=False)
     notes = {curve.variant.label: curve.note for curve in shown if curve.note}
     if not lines:  # nothing to measure
         axes.set(xticks=[], yticks=[])

@@ -83,11 +83,24 @@ def first_reached(trace: list[tuple[float, float]], goal: float) -> float | None
 
 def stopped_early(run: Finished, prefix: str = "") -> float | None:
     """The test loss where the validation loss was lowest; ``None`` if nothing was validated."""
-    valid = f"{prefix}valid_loss"
-    known = [record for record in run.metrics if math.isfinite(_number(record, valid))]
-    if not known:
-        return None
-    return _number(min(known, key=lambda record: _number(record, valid)), f"{prefix}test_loss")
+    last = so_far(run.metrics, prefix)[-1]
+    return None if last is None else _number(last, f"{prefix}test_loss")
+
+
+def so_far(metrics: Sequence[Mapping[str, Any]], prefix: str = "") -> list[Mapping[str, Any] | None]:
+    """At every evaluation, the one until then at which the validation loss was lowest.
+
+    >>> [record and record["step"] for record in so_far([{"step": 0}, {"step": 1, "valid_loss": 2.0}])]
+    [None, 1]
+    """
+    found: list[Mapping[str, Any] | None] = []
+    best: Mapping[str, Any] | None = None
+    for record in metrics:
+        loss = _number(record, f"{prefix}valid_loss")
+        if math.isfinite(loss) and (best is None or loss < _number(best, f"{prefix}valid_loss")):
+            best = record
+        found.append(best)
+    return found
 
 
 def _number(record: Mapping[str, Any], name: str) -> float:

@@ -171,7 +171,10 @@ def figure_spec(name: str, scale: str) -> Comparison:
             name, "Average L-BFGS memory per epoch", only, (view,), columns=2, downwards=True, runs_of="lm"
         )
     if name == "lstm":
-        return Comparison(name, "LSTMs: test loss", _texts("lstm", scale), columns=2)
+        if scale == "quick":
+            return Comparison(name, "LSTMs: test loss", _texts("lstm", scale), columns=2)
+        title = "LSTMs: test loss at the lowest validation loss so far (thin: at the time)"
+        return Comparison(name, title, _texts("lstm", scale), (View(so_far=True),), columns=2)
     if name == "mnist":
         panel = _panel("MNIST, one pixel a step", "pixel-mnist", "mnist", "tanh", scale)
         return Comparison(name, "MNIST by pixels", (panel,), (View("test_loss"), View("test_accuracy")), columns=2)
