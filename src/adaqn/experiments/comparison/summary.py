@@ -83,7 +83,7 @@ def first_reached(trace: list[tuple[float, float]], goal: float) -> float | None
 
 def stopped_early(run: Finished, prefix: str = "") -> float | None:
     """The test loss where the validation loss was lowest; ``None`` if nothing was validated."""
-    last = so_far(run.metrics, prefix)[-1]
+    *_, last = (None, *so_far(run.metrics, prefix))
     return None if last is None else _number(last, f"{prefix}test_loss")
 
 
