@@ -224,12 +224,17 @@ def test_what_is_left_takes_as_long_as_its_like(tmp_path, monkeypatch):
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     job = Job(replace(SMALL, optimizer="adam", steps=100), tmp_path / "a", (), "cell")
     assert pace.seconds([Left("cell", "adam", 1, 100.0)]) == (0.0, False)
-    for step in (10, 30):
+    for step, seconds in (0, 200.0), (10, 40.0), (30, 0.0):  # the first takes long: it comes after an evaluation
         pace.note(job, Progress(step, 100, None))
-        now[0] += 40.0  # 20 steps
+        now[0] += seconds
     assert pace.seconds([Left("cell", "adam", 2, 150.0), Left("cell", "soap", 1, 10.0)]) == (320.0, True)
     assert pace.seconds([Left("cell", "adam", 1, 1.0), Left("other", "adam", 1, 10.0)]) == (2.0, False)
-    pace.note(job, Progress(20, 100, None))  # resumed from an older checkpoint
-    now[0] += 5.0
-    pace.note(job, Progress(30, 100, None))
+    for step, seconds in (10, 70.0), (20, 5.0), (30, 0.0):  # resumed from an older checkpoint
+        pace.note(job, Progress(step, 100, None))
+        now[0] += seconds
     assert pace.seconds([Left("cell", "adam", 1, 2.0)]) == (1.0, True)
+    short = Job(replace(SMALL, optimizer="adam", steps=4), tmp_path / "b", (), "short")
+    for step, seconds in (0, 2.0), (4, 0.0):  # over before anything else was said of it
+        pace.note(short, Progress(step, 4, None))
+        now[0] += seconds
+    assert pace.seconds([Left("short", "adam", 1, 4.0)]) == (2.0, True)

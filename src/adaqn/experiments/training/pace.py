@@ -37,6 +37,7 @@ class Pace:
 
     def __init__(self) -> None:
         self._begun: dict[Path, tuple[float, float]] = {}
+        self._opened: set[Path] = set()
         self._last: dict[Path, tuple[float, float]] = {}
         self._seconds: dict[tuple[str, str], float] = {}
 
@@ -46,9 +47,14 @@ class Pace:
         told, reached = self._last.get(job.folder, (-math.inf, 0.0))
         if now - told > SILENCE or done < reached:  # it was stopped, and goes on
             self._begun[job.folder] = (now, done)
+            self._opened.add(job.folder)
         self._last[job.folder] = (now, done)
         begun, before = self._begun[job.folder]
-        if done > before:
+        if done > before and job.folder in self._opened and progress.step < progress.steps:
+            # The first step came after an evaluation that is as long as many steps: time begins with the second.
+            self._opened.remove(job.folder)
+            self._begun[job.folder] = (now, done)
+        elif done > before:
             self._seconds[job.cell, job.config.optimizer] = (now - begun) / (done - before)
 
     def seconds(self, left: Sequence[Left]) -> tuple[float, bool]:
