@@ -238,7 +238,7 @@ def draw_comparison(
 def comparison_figure(
     comparison: Comparison, curves: Sequence[Curve], subtitle: str = "", *, phone: bool = False
 ) -> Figure:
-    """Names stand beside their curves: in each panel in the first view of a quantity, since its others are the same."""
+    """Names stand beside their curves: of views side by side in the first of a quantity, since the others are alike."""
     drawn = [(panel, view) for panel in comparison.panels for view in comparison.views]
     columns = 1 if phone else min(comparison.columns, len(drawn))
     rows = math.ceil(len(drawn) / columns)
@@ -247,11 +247,11 @@ def comparison_figure(
     places = (grid.T if comparison.downwards else grid).flatten()
     for axes in places[len(drawn) :]:
         axes.set_visible(False)
-    named: dict[tuple[str, str], tuple[Axes, list[Line]]] = {}
+    named: dict[tuple[str, str, str], tuple[Axes, list[Line]]] = {}
     for axes, (panel, view) in zip(places, drawn, strict=False):
         shown = [curve for curve in curves if curve.panel.cell == panel.cell]
         lines = draw_panel(axes, fewer(shown) if phone else shown, panel, view, short=phone)
-        named.setdefault((panel.cell, view.metric), (axes, lines))
+        named.setdefault((panel.cell, view.metric, "" if columns > 1 else view.against), (axes, lines))
     entitle(figure, comparison.title, subtitle, phone=phone)
     name_curves(figure, dict(named.values()))
     return figure

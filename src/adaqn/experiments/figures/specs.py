@@ -182,7 +182,7 @@ def figure_spec(name: str, scale: str) -> Comparison:
         return Comparison(name, "The addition problem: test loss", _addition(scale), columns=2)
     if name == "family":
         views = tuple(View(against=against, wide=True) for against in ("step", "passes", "seconds"))
-        return Comparison(name, "The whole family: test loss", _family(), views, apart=True)
+        return Comparison(name, "The whole family: test loss", _family(), views, columns=1, apart=True)
     if name == "ablation":
         changes = {"variants": ABLATION, "search": "lr", "budget": 6}
         panels = (
