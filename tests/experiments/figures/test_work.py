@@ -13,8 +13,9 @@ from laboratory import ADAQN, at_step, wait_until
 from typer.testing import CliRunner
 
 from adaqn.experiments.commands import figure as command
+from adaqn.experiments.commands import working
 from adaqn.experiments.commands.app import app
-from adaqn.experiments.commands.figure_pictures import print_rows
+from adaqn.experiments.commands.figure_pictures import draw_kept, print_rows
 from adaqn.experiments.comparison import plots
 from adaqn.experiments.comparison.panels import Comparison, Curve, Panel, Variant, View, with_optimizers
 from adaqn.experiments.comparison.summary import summary_rows
@@ -29,7 +30,8 @@ from adaqn.experiments.training import parallel
 from adaqn.experiments.training.claims import busy
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.folder import Finished, folder_name
-from adaqn.experiments.training.parallel import run_one
+from adaqn.experiments.training.parallel import Outcome, run_one
+from adaqn.experiments.training.run import Progress
 from limits import LIMIT
 
 BASE = RunConfig(task="addition", hidden=4, length=4, limit=128, batch_size=16, epochs=2.0)
@@ -282,7 +284,7 @@ def test_long_traces_are_thinned(begun, tmp_path):
 
 def test_results_of_other_settings_are_named_and_left_alone(begun, tmp_path):
     keep(PANEL, [begun.curves[0].curve()], tmp_path, "", {})
-    with pytest.raises(UserError, match="made with other settings: delete it"):
+    with pytest.raises(UserError, match=r"made with other settings: give another --results, or move"):
         kept_curves(replace(PANEL, base=replace(BASE, epochs=3.0)), tmp_path)
     file_of(PANEL, tmp_path).write_text("{}")
     with pytest.raises(UserError, match="damaged"):
@@ -454,6 +456,46 @@ def test_a_short_try_is_told_of_the_longer_runs_before_it(tiny, inline, tmp_path
     figure(*words, "--tuning", "mine.json", "--budget-hours", 0)
     assert kept.read_bytes() == before
     assert (out / "kept" / "paper" / "addition" / "sums.json").exists()
+
+
+def test_a_search_counts_for_longer_runs_too(tiny, inline, tmp_path, monkeypatch):
+    """The committed trials are of the same size, whatever follows them."""
+    monkeypatch.chdir(tmp_path)
+    words = ("addition", "--scale", "paper", "--seeds", 1, "--optimizers", "adam", "--budget-hours", 0)
+    assert "3 runs are left" in figure(*words)
+    assert "one run is left" not in figure(*words, "--epochs", 3)
+    figure(*words[:-2])
+    assert "one run is left" in figure(*words, "--epochs", 3)
+    assert "3 runs are left" in figure(*words, "--epochs", 0.5), "whose search is shorter too"
+
+
+def test_pictures_name_the_panels_that_are_missing_and_how_much_shorter_a_run_is(begun, tmp_path):
+    short = replace(PANEL, published_epochs=100.0)
+    keep(short, [begun.curves[0].curve()], tmp_path / "sums", "", {})
+    spec = replace(SPEC, panels=(short, replace(SPEC.panels[1], title="products")))
+    assert draw_kept(spec, tmp_path, tmp_path / "sums", "paper", False, needed=True)
+    svg = (tmp_path / "sums.svg").read_text()
+    assert "not run: products" in svg
+    assert "2 of the paper's 100 epochs" in svg
+    assert replace(short, published_epochs=2.0).length_note == PANEL.length_note == ""
+
+
+def test_what_is_left_of_a_budget_is_told_in_hours(tmp_path, monkeypatch, capsys):
+    now, work = [0.0], known_work(tmp_path, replace(SPEC, panels=(replace(PANEL, variants=(ADAM,)),)))
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def work_off(due, workers, data_dir, *, listener, **others):
+        for step in (0, 2, 4):
+            listener(due()[0], Progress(step, 16, None))
+            now[0] += 240.0
+        return Outcome(False)
+
+    monkeypatch.setattr(working, "work_off", work_off)
+    outcome = working.run_what_fits(work, 1, None, 1.0, quiet=True)
+    assert outcome.left == "1 h 04 min", "two runs of 16 steps of two minutes"
+    working.tell_end(outcome, work, quiet=False)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "2 runs are left, 1 h 04 min, and the same command continues" in said
 
 
 def test_figures_of_several_sizes_do_not_share_a_folder(tmp_path):

@@ -25,8 +25,8 @@ from adaqn.experiments.training.parallel import Job
 from adaqn.experiments.training.run import Progress as RunProgress
 from adaqn.experiments.training.timing import Cost
 
-TELL_EVERY, WRITE_EVERY = 5.0, 300.0
-"""Seconds between two looks at what is left, and between two lines about it where there is no terminal."""
+TELL_EVERY, WRITE_FIRST, WRITE_EVERY = 5.0, 20.0, 300.0
+"""Seconds between two looks at what is left; to the first line about it, where there is no terminal; to the next."""
 
 
 def loss_text(loss: float) -> str:
@@ -192,7 +192,8 @@ class WorkBar:
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn())
         self.bars = Progress(*columns, console=console, refresh_per_second=4)
         self.bar = self.bars.add_task("", total=1.0)
-        self._begun = self._told = self._written = time.monotonic()
+        self._begun = self._told = time.monotonic()
+        self._written = self._begun + WRITE_FIRST - WRITE_EVERY
 
     def told(self, job: Job, progress: RunProgress) -> None:
         """Of one run."""
@@ -209,13 +210,19 @@ class WorkBar:
             self._written = now
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
+    def time_left(self) -> str:
+        """In words; nothing if no run was seen at work."""
+        seconds, is_all = self.pace.seconds(self.left())
+        return f"{'' if is_all else 'more than '}{duration(seconds / self.workers)}" if seconds else ""
+
     def _said(self, now: float) -> tuple[str, float]:
         left = self.left()
-        seconds, is_all = self.pace.seconds(left)
+        seconds, _ = self.pace.seconds(left)
         spent = (now - self._begun) * self.workers
         done = self.runs - sum(part.runs for part in left)
-        more = "" if is_all else "more than "
-        line = f"{done} of {self.runs} runs, {more}{duration(seconds / self.workers)} left"
+        line = f"{done} of {self.runs} runs"
+        if time_left := self.time_left():
+            line += f", {time_left} left"
         if self.until < math.inf:
             line += f", the budget ends in {duration(max(0.0, self.until - now))}"
         return line, spent / (spent + seconds)

@@ -30,6 +30,7 @@ def draw_kept(spec: Comparison, folder: Path, stem: Path, scale: str, as_json: b
     """Picture and table of what is kept; is there any?"""
     curves = [curve for panel in spec.panels for curve in kept_curves(panel, folder / home(spec))]
     there = [curve for curve in curves if curve.runs]
+    below = subtitle(scale, curves)
     if not there:
         if needed:
             where = folder / home(spec)
@@ -39,12 +40,14 @@ def draw_kept(spec: Comparison, folder: Path, stem: Path, scale: str, as_json: b
         return False
     if spec.sweep is not None:
         rows = sweep_rows(there)
-        files = draw_sweep(spec, rows, stem, subtitle(scale, curves))
+        files = draw_sweep(spec, rows, stem, below)
     else:
         rows = summary_rows(there)
         begun = tuple(panel for panel in spec.panels if any(curve.panel.cell == panel.cell for curve in there))
         shown = [curve for curve in curves if curve.panel in begun]
-        files = draw_comparison(replace(spec, panels=begun), shown, stem, subtitle(scale, curves), phone=True)
+        if others := [panel.title for panel in spec.panels if panel not in begun]:
+            below += f"; not run: {'; '.join(others)}"
+        files = draw_comparison(replace(spec, panels=begun), shown, stem, below, phone=True)
     write_json(stem.with_suffix(".json"), rows)
     tell_drawn(spec, rows, files, as_json)
     nothing = {

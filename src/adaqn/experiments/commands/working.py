@@ -49,9 +49,11 @@ def run_what_fits(
 
     with work_bar(work.left, workers, until, quiet=quiet) as bar:
         try:
-            return work_off(due, workers, data_dir, until=until, listener=bar.told, keep_going=hours is not None)
+            outcome = work_off(due, workers, data_dir, until=until, listener=bar.told, keep_going=hours is not None)
         except KeyboardInterrupt:
             return None
+    outcome.left = bar.time_left()
+    return outcome
 
 
 def tell_end(outcome: Outcome | None, work: Work, *, quiet: bool) -> None:
@@ -64,4 +66,5 @@ def tell_end(outcome: Outcome | None, work: Work, *, quiet: bool) -> None:
     left = sum(part.runs for part in work.left())
     if not outcome.complete and left:
         runs = "one run is" if left == 1 else f"{left} runs are"
-        say(f"the budget is spent; {runs} left, and the same command continues", quiet)
+        long = f", {outcome.left}," if outcome.left else ""
+        say(f"the budget is spent; {runs} left{long} and the same command continues", quiet)

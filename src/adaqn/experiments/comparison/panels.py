@@ -79,11 +79,20 @@ class Panel:
     name: str = ""
     searched: RunConfig | None = None
     """What the search runs; by default the whole run."""
+    published_epochs: float | None = None
+    """Those of the paper, if pictures are to say how much of them there is."""
 
     @property
     def cell(self) -> str:
         """Its name in tables of step sizes, and among other panels."""
         return self.name or f"{self.base.task}/{self.base.data}/{self.base.model}"
+
+    @property
+    def length_note(self) -> str:
+        """How much of the paper's training it is; nothing if it is all of it."""
+        if self.published_epochs is None or self.base.steps or self.base.epochs >= self.published_epochs:
+            return ""
+        return f"{self.base.epochs:g} of the paper's {self.published_epochs:g} epochs"
 
     @property
     def file_name(self) -> str:

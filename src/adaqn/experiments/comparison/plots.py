@@ -308,7 +308,7 @@ def draw_panel(axes: Axes, shown: Sequence[Curve], panel: Panel, view: View, *, 
     unit = _unit(shown) if view.metric == "test_loss" else ""
     names = {**NAMES, **WHOLE_NAMES} if whole else NAMES
     name_axes(axes, names[view.against], with_unit(names[view.metric], unit, phone=short), panel.title)
-    note_missing(axes, notes)
+    note_missing(axes, notes, panel.length_note)
     if view.metric == "test_loss":
         frame(axes, [*lines, *thin], shown=BEGUN, after=SETTLED, logarithmic=whole or view.wide, with_ends=True)
     elif view.metric == "average_memory":
@@ -324,15 +324,16 @@ def _end(loss: float, whole: bool) -> str:
     return f"{loss:.2e}" if whole or not 0.001 <= abs(loss) < 1e4 else f"{loss:.3f}"
 
 
-def note_missing(axes: Axes, notes: Mapping[str, str]) -> None:
+def note_missing(axes: Axes, notes: Mapping[str, str], first: str = "") -> None:
     """What there is not yet of the curves, between panel and title, where no curve is; one line of those alike."""
     alike: dict[str, list[str]] = {}
     for label, note in notes.items():
         alike.setdefault(note, []).append(label)
-    said = "\n".join(
+    lines = [
         f"{', '.join(labels) if len(labels) <= MOST_ALIKE else f'{len(labels)} curves'}: {note}"
         for note, labels in alike.items()
-    )
+    ]
+    said = "\n".join([first, *lines] if first else lines)
     if said:
         size = 7.0
         axes.text(0.0, 1.02, said, transform=axes.transAxes, fontsize=size)

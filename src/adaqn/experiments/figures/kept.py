@@ -176,8 +176,8 @@ def name_of(config: RunConfig) -> str:
 
 
 def kept_trials(panel: Panel, folder: Path) -> dict[str, dict[Point, Tried]]:
-    """By curve, what its search has tried, and need not try again."""
-    kept, _ = _read(panel, folder)
+    """By curve, what its search has tried, and need not try again; also where the runs after it have another length."""
+    kept, _ = _contents(panel, folder)
     searched = {variant: kept.get(variant.name, {}).get("search", {}) for variant in panel.variants}
     return {
         variant.name: {point: tried for trial in said["trials"] for point, tried in _tried(trial, variant.optimizer)}
@@ -214,13 +214,18 @@ def _with_nan(found: dict[str, float | None]) -> dict[str, float]:
 
 def _read(panel: Panel, folder: Path) -> tuple[dict[str, Any], str]:
     """(Curve → what is known of it, the command that made them.)"""
+    curves, said = _contents(panel, folder)
+    if said and said["base"] != base_of(panel):
+        path = file_of(panel, folder)
+        raise UserError(f"{path} was made with other settings: give another --results, or move that file away")
+    return curves, said.get("command", "")
+
+
+def _contents(panel: Panel, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(Curve → what is known of it, all of the file.)"""
     path = file_of(panel, folder)
-    if not is_there(path):
-        return {}, ""
-    said = read_json(path, PANEL)
-    if said["base"] != base_of(panel):
-        raise UserError(f"{path} was made with other settings: delete it to keep these, or give another --results")
-    return said["curves"], said.get("command", "")
+    said: dict[str, Any] = read_json(path, PANEL) if is_there(path) else {}
+    return said.get("curves", {}), said
 
 
 def _name(run: dict[str, Any]) -> str:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from adaqn.experiments.comparison.panels import Comparison, Curve, Panel, Variant, check_seeds
 from adaqn.experiments.figures.kept import kept_runs, kept_trials, name_of
-from adaqn.experiments.search.points import configured, step_sizes
-from adaqn.experiments.search.tune import CurveSearch, searches
+from adaqn.experiments.search.points import Point, configured, step_sizes
+from adaqn.experiments.search.tune import CurveSearch, Tried, searches
 from adaqn.experiments.training.config import RunConfig
 from adaqn.experiments.training.folder import Finished, check_data, finished, folder_name, on_its_way
 from adaqn.experiments.training.opening import open_run
@@ -120,6 +120,7 @@ class FigureWork:
         data_dir: of the data sets.
         known: the step sizes that were found before.
         kept: the folder of its small result files. What they hold is not run again, wherever it was made.
+        searched: another such folder. Of its files only the trials of searches count.
     """
 
     def __init__(
@@ -130,13 +131,15 @@ class FigureWork:
         data_dir: Path | None = None,
         known: Known | None = None,
         kept: Path | None = None,
+        searched: Path | None = None,
     ) -> None:
         check_seeds(seeds)
         self.spec = spec
         self.curves: list[CurveWork] = []
         for panel in spec.panels:
             before = kept_runs(panel, kept) if kept else {}
-            for variant, found in _known(spec, panel, runs, data_dir, known, kept).items():
+            folders = [folder for folder in (searched, kept) if folder is not None]
+            for variant, found in _known(spec, panel, runs, data_dir, known, folders).items():
                 self.curves.append(CurveWork(panel, variant, seeds, runs, data_dir, found, before))
 
     def due(self) -> list[Job]:
@@ -153,7 +156,7 @@ class FigureWork:
 
 
 def _known(
-    spec: Comparison, panel: Panel, runs: Path, data_dir: Path | None, known: Known | None, kept: Path | None
+    spec: Comparison, panel: Panel, runs: Path, data_dir: Path | None, known: Known | None, folders: list[Path]
 ) -> dict[Variant, list[RunConfig] | CurveSearch]:
     found: dict[Variant, list[RunConfig] | CurveSearch] = {}
     if spec.sweep is not None:
@@ -164,7 +167,10 @@ def _known(
     base = (panel.searched or panel.base).complete()
     tuned = {variant: _settled(panel, variant, known) for variant in panel.variants}
     wanted = {variant.name: variant.on(base) for variant, config in tuned.items() if config is None}
-    before = kept_trials(panel, kept) if kept else {}
+    before: dict[str, dict[Point, Tried]] = {}
+    for folder in folders:
+        for name, trials in kept_trials(panel, folder).items():
+            before.setdefault(name, {}).update(trials)
     searched = searches(wanted, panel.search, panel.budget, runs, data_dir, before) if wanted else {}
     return {variant: searched[variant.name] if config is None else [config] for variant, config in tuned.items()}
 

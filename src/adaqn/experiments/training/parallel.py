@@ -60,6 +60,8 @@ class Outcome:
     complete: bool
     """Is nothing left to do, failures apart? Else the time was over."""
     failures: dict[Path, Exception] = field(default_factory=dict)
+    left: str = ""
+    """How long the rest will take, in words."""
 
 
 def cores() -> int:
