@@ -168,7 +168,8 @@ def figure(
     strict = scale == "quick"  # at the paper's scale step sizes are searched, unless a file has them
     tuned = tuned_by(path or packaged(scale), strict=strict, any_size=strict or path is not None)
     known = None if tune and spec.sweep is None else tuned
-    work = FigureWork(spec, seeds, out / "runs", data_dir, known, kept / home(spec), KEPT / home(spec))
+    searched = None if results else KEPT / home(spec)  # who gives another folder repeats searches too
+    work = FigureWork(spec, seeds, out / "runs", data_dir, known, kept / home(spec), searched)
     if kept == KEPT and not is_there(kept):
         say(f"no earlier results: there is no {kept} in this folder", as_json)
     if only_plan:
